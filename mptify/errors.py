@@ -1,0 +1,25 @@
+"""The one family of errors that mptify raises for what a user can get wrong. Imports nothing."""
+
+
+class MptifyError(Exception):
+    """Base of every error that mptify raises on purpose: its text is one sentence a user can act on."""
+
+
+class BadSpec(MptifyError, ValueError):
+    """A setting, or a combination of settings, that means nothing."""
+
+
+class UnknownModel(MptifyError, LookupError):
+    """No registry knows this model name."""
+
+
+class NothingToConvert(MptifyError):
+    """The model has no weight that a ticket could cover."""
+
+
+class CannotConvert(MptifyError):
+    """The model, or one of its layers, is of a kind that a ticket can't stand in for."""
+
+
+class LeftDense(CannotConvert):
+    """`strict=True`, and at least one conv or linear weight would have stayed dense."""

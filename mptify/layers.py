@@ -1,0 +1,505 @@
+"""Ticket layers: ordinary torch layers whose `weight` is computed from frozen weights and learned scores.
+
+A ticket layer *is* the layer it stands for: it inherits its class, keeps its attributes and runs its `forward`. Only
+`weight` changes: a property, recomputed from `frozen` and `scores` whenever someone reads it, so code that calls
+`F.linear(x, layer.weight)` by itself gets the ticket too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mptify import functional, randomness
+from mptify.spec import TicketSpec
+
+__all__ = [
+    "Ticketed", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketConvTranspose1d", "TicketConvTranspose2d",
+    "TicketConvTranspose3d", "TicketLinear", "TicketParameter", "SharedThreshold", "Sign", "ChannelBatchNorm",
+    "TokenBatchNorm", "ScalarBatchNorm", "ticket_class",
+]  # fmt: skip
+
+
+class Ticketed:
+    r"""What every ticket layer offers: `scores`, `mask`, `gain`, `sign`, `frozen`, `kept`, `ticket_weight()`.
+
+    A mixin in front of a torch layer's class. `frozen` holds W and never changes; `scores` is the only parameter that
+    stands for the weights. Mask and gain are recomputed when the scores have changed since, and only then.
+
+    With 1-bit activations `weight` is $M \odot B$ and the gain multiplies the layer's output:
+    the accumulation is then a sum of ±1, an integer, the same on every device.
+    """
+
+    ticket_name: str
+    kept: int
+    weight_bits: int
+    activation_bits: int
+    score_grad: str
+    before: nn.Module | None
+    threshold: SharedThreshold | None
+
+    # -- making one ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_layer(
+        cls,
+        layer: nn.Module,
+        spec: TicketSpec,
+        *,
+        name: str,
+        fan_in: int,
+        weight: Tensor | None = None,
+        bias: str = "bias",
+        gain_can_move: bool = True,
+    ) -> Any:
+        """Stand in for `layer`: same attributes, mode and hooks; its weights replaced by a ticket's.
+
+        `weight` is what the layer computes with where that is not simply its `.weight` (weight-standardised convs).
+        """
+        ticket = cls.__new__(cls)
+        ticket.__dict__.update(layer.__dict__)
+        for store in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            ticket.__dict__[store] = layer.__dict__[store].copy()
+        ticket._gain_can_move = gain_can_move
+        own = ticket._parameters.pop(cls._weight_name, None)
+        ticket._set_up(own if weight is None else weight, spec, name, fan_in)
+        offset = ticket._parameters.get(bias)
+        if offset is not None:
+            ticket._parameters[bias] = None
+            if spec.bias == "learn":
+                learned = nn.Parameter(offset.detach().clone())
+                ticket._parameters["offset" if ticket.gain_outside else bias] = learned
+        return ticket
+
+    _weight_name = "weight"
+
+    def _set_up(self, weight: Tensor, spec: TicketSpec, name: str, fan_in: int) -> None:
+        prune = spec.prune_of(name)
+        self.ticket_name = name
+        self.weight_bits, self.activation_bits = spec.weight_bits, spec.activation_bits
+        self.score_grad = spec.score_grad
+        self.kept = functional.kept_count(weight.numel(), prune)
+        self.before = None
+        self.threshold = None
+        self.compute_dtype = weight.dtype
+        self._escapes = False
+        self._parameters["offset"] = None
+        shape, device = tuple(weight.shape), weight.device
+        # A parameter, not a buffer: DistributedDataParallel sends buffers to every process again in every step.
+        self._parameters["frozen"] = nn.Parameter(_frozen(weight, spec, name, fan_in, prune), requires_grad=False)
+        first = _on_device(
+            lambda: randomness.scores(spec.seed, name, weight.numel(), 1 / math.sqrt(fan_in)), shape, device
+        )
+        self._parameters["scores"] = nn.Parameter(first)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._mask = self._gain = self._seen = None
+
+    def tie_to_(self, other: Any) -> None:
+        """Share the weights and scores of another ticket layer, as the original layers shared one parameter."""
+        self._parameters["scores"] = other.scores
+        self._parameters["frozen"] = other.frozen
+        self.ticket_name, self.kept = other.ticket_name, other.kept
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """How many weights the layer has, kept or not."""
+        return self.frozen.numel()
+
+    @property
+    def gain_outside(self) -> bool:
+        """Whether the gain multiplies the layer's output rather than its weight."""
+        return self.activation_bits == 1 and self.weight_bits == 1 and self._gain_can_move
+
+    _gain_can_move = True  # whether `forward` is linear in the weight once the bias is out of it
+
+    @property
+    def mask(self) -> Tensor:
+        """Which weights survive (bool)."""
+        self.refresh_()
+        return self._mask
+
+    @property
+    def gain(self) -> Tensor:
+        """The layer's one scale; 1 for 32-bit weights, which keep their own magnitudes."""
+        self.refresh_()
+        return self._gain
+
+    @property
+    def sign(self) -> Tensor:
+        """The frozen signs, ±1."""
+        return functional.sign(self.frozen)
+
+    def ticket_weight(self) -> Tensor:
+        """The effective weight: gain · mask ⊙ sign for 1-bit weights, mask ⊙ frozen for 32-bit ones."""
+        return self._compute_weight(scaled=True)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output."""
+        weight = self._compute_weight(scaled=not self.gain_outside).to(self.compute_dtype)
+        if self._escapes:
+            return EscapedWeight.of(weight, self)
+        return weight
+
+    def _compute_weight(self, scaled: bool) -> Tensor:
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and self.threshold is None:
+            mask = functional.traceable_mask(self.scores, self.kept)
+            gain = self._gain_of(mask)
+        elif torch.compiler.is_exporting():
+            mask, gain = self._mask, self._gain  # a snapshot: export calls `refresh_` through `eval()` or a forward pass
+        else:
+            self.refresh_()
+            mask, gain = self._mask, self._gain
+        return functional.ticket_weight(
+            self.scores,
+            self.frozen,
+            mask,
+            gain,
+            weight_bits=self.weight_bits,
+            score_grad=self.score_grad,
+            scaled=scaled,
+        )
+
+    def _gain_of(self, mask: Tensor) -> Tensor:
+        if self.weight_bits == 32:
+            return torch.ones((), device=mask.device)
+        return functional.gain(self.frozen, mask)
+
+    # -- keeping the mask fresh ----------------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    def refresh_(self) -> None:
+        """Recompute mask and gain if the scores, or how many to keep, changed since the last time."""
+        if self.threshold is not None:
+            self.threshold.refresh_()
+            return
+        state = self._state()
+        if state != self._seen or self._mask is None:
+            self._set_mask(functional.select_mask(self.scores, self.kept))
+
+    def _state(self) -> tuple:
+        kept = self.kept if self.threshold is None else self.threshold.kept
+        return id(self.scores), self.scores._version, self.scores.device, kept
+
+    def _set_mask(self, mask: Tensor) -> None:
+        self._mask, self._gain = mask, self._gain_of(mask)
+        self._seen = self._state()
+
+    def set_prune_(self, prune: float) -> None:
+        """Remove another fraction from now on (a prune schedule's step)."""
+        if self.threshold is not None:
+            self.threshold.set_prune_(prune)
+        else:
+            self.kept = functional.kept_count(self.count, prune)
+
+    def train(self, mode: bool = True) -> Any:
+        if not mode:
+            self.refresh_()
+        return super().train(mode)  # type: ignore[misc]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # Scores and frozen weights are float32 masters: `.half()` changes what is computed in, never them.
+        masters = (self.scores, self.frozen)
+
+        def keeping_masters_wide(tensor: Tensor) -> Tensor:
+            applied = fn(tensor)
+            if any(tensor is master for master in masters):
+                self.compute_dtype = applied.dtype
+                return applied if applied.dtype == tensor.dtype else tensor.to(applied.device)
+            return applied
+
+        super()._apply(keeping_masters_wide, recurse)  # type: ignore[misc]
+        self._forget()
+        return self
+
+    def __getstate__(self) -> dict:
+        # Caches stay behind; ids and version counters of another object mean nothing in a copy.
+        return self.__dict__ | {"_mask": None, "_gain": None, "_seen": None}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+
+    def __reduce__(self) -> Any:
+        base = type(self) if type(self).__module__ != _DYNAMIC_MODULE else type(self).__mro__[2]
+        return _empty_ticket, (base, self._weight_name), self.__getstate__()
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.before is not None:
+            x = self.before(x)
+        return self._finish(super().forward(x, *args, **kwargs))  # type: ignore[misc]
+
+    def _finish(self, y: Tensor) -> Tensor:
+        if self.gain_outside:
+            gain = self._gain if torch.compiler.is_exporting() else self._live_gain()
+            y = y * gain.to(y.dtype)
+            if self.offset is not None:
+                y = y + _along(self.offset, y, self.channel_axis)
+        return y
+
+    def _live_gain(self) -> Tensor:
+        if torch.compiler.is_compiling() and self.threshold is None:
+            return self._gain_of(functional.traceable_mask(self.scores, self.kept))
+        return self.gain
+
+    channel_axis = 1
+
+    def extra_repr(self) -> str:
+        plain = super().extra_repr()  # type: ignore[misc]
+        plain = re.sub(r", (bias=False|stride=\(1(, 1)*,?\))", "", plain)
+        gain = "meta" if self.scores.is_meta else f"{float(self.gain):.4f}"
+        tail = f"bits={self.weight_bits}/{self.activation_bits}, kept={self.kept}/{self.count}, gain={gain}"
+        return f"{plain}, {tail}" if plain else tail
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        before = f" after {self.before}" if self.before is not None else ""
+        return f"{name}({self.extra_repr()}){before}"
+
+
+def _empty_ticket(base: type, weight_name: str) -> Any:
+    cls = base if issubclass(base, Ticketed) else ticket_class(base, weight_name)
+    return cls.__new__(cls)
+
+
+def _along(vector: Tensor, y: Tensor, axis: int) -> Tensor:
+    return vector if axis == -1 else vector.view(-1, *[1] * (y.dim() - 2 if y.dim() > 2 else 0))
+
+
+def _frozen(weight: Tensor, spec: TicketSpec, name: str, fan_in: int, prune: float) -> Tensor:
+    if spec.init == "keep":
+        return weight.detach().to(torch.float32).contiguous() + 0.0  # -0.0 becomes 0.0, whose sign is +1
+    deviation = randomness.standard_deviation(fan_in, prune)
+    shape = tuple(weight.shape)
+    return _on_device(
+        lambda: randomness.frozen_weight(spec.seed, name, shape, spec.init, deviation), shape, weight.device
+    )
+
+
+def _on_device(draw: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    if device.type == "meta":
+        return torch.empty(shape, dtype=torch.float32, device=device)
+    return torch.from_numpy(draw().reshape(shape)).to(device)
+
+
+class TicketConv1d(Ticketed, nn.Conv1d):
+    """A conv whose weights are a ticket's."""
+
+
+class TicketConv2d(Ticketed, nn.Conv2d):
+    """A conv whose weights are a ticket's."""
+
+
+class TicketConv3d(Ticketed, nn.Conv3d):
+    """A conv whose weights are a ticket's."""
+
+
+class TicketConvTranspose1d(Ticketed, nn.ConvTranspose1d):
+    """A transposed conv whose weights are a ticket's."""
+
+
+class TicketConvTranspose2d(Ticketed, nn.ConvTranspose2d):
+    """A transposed conv whose weights are a ticket's."""
+
+
+class TicketConvTranspose3d(Ticketed, nn.ConvTranspose3d):
+    """A transposed conv whose weights are a ticket's."""
+
+
+class TicketLinear(Ticketed, nn.Linear):
+    """A linear layer whose weights are a ticket's."""
+
+    channel_axis = -1
+
+
+class TicketParameter(Ticketed, nn.Module):
+    """The ticket of a bare parameter: of one that its owner hands to `F.linear` or `F.conv*` itself.
+
+    The owner keeps its class and reads the parameter by its old name; calling this module runs the operation.
+    """
+
+    bias = None
+
+    def __init__(self, parameter: Tensor, spec: TicketSpec, *, name: str, fan_in: int, axis: int = -1):
+        super().__init__()
+        self._set_up(parameter, spec, name, fan_in)
+        self.channel_axis = axis
+
+    def forward(self, x: Tensor, function: Any = F.linear, *args: Any, **kwargs: Any) -> Tensor:
+        return apply_weight(self, function, x, None, *args, **kwargs)
+
+
+_STATIC: dict[type, type] = {
+    nn.Conv1d: TicketConv1d,
+    nn.Conv2d: TicketConv2d,
+    nn.Conv3d: TicketConv3d,
+    nn.ConvTranspose1d: TicketConvTranspose1d,
+    nn.ConvTranspose2d: TicketConvTranspose2d,
+    nn.ConvTranspose3d: TicketConvTranspose3d,
+    nn.Linear: TicketLinear,
+}
+_DYNAMIC: dict[tuple, type] = {}
+_DYNAMIC_MODULE = f"{__name__}.dynamic"
+
+
+def ticket_class(layer_type: type, weight_name: str = "weight") -> type:
+    """The ticket version of a layer class: `Ticket<Name>`, a `Ticketed` subclass of it, made once per class."""
+    if layer_type in _STATIC and weight_name == "weight":
+        return _STATIC[layer_type]
+    key = (layer_type, weight_name)
+    if key not in _DYNAMIC:
+        body: dict[str, Any] = {"__module__": _DYNAMIC_MODULE, "__doc__": f"{layer_type.__name__} with a ticket's weights."}
+        if weight_name != "weight":
+            body |= {"_weight_name": weight_name, weight_name: Ticketed.weight}
+        if issubclass(layer_type, nn.Linear):
+            body["channel_axis"] = -1
+        _DYNAMIC[key] = type(f"Ticket{layer_type.__name__}", (Ticketed, layer_type), body)
+    return _DYNAMIC[key]
+
+
+# -- weights that leave their layer ------------------------------------------------------------------------------------
+
+
+class EscapedWeight(Tensor):
+    """A ticket's weight in the hands of code that can't be traced: binarizes the input of the operation it enters.
+
+    `F.linear(x, weight)` and `F.conv*(x, weight)` then compute what the layer itself would.
+    """
+
+    _layer: Any
+
+    @staticmethod
+    def of(weight: Tensor, layer: Any) -> Tensor:
+        escaped = weight.as_subclass(EscapedWeight)
+        escaped._layer = layer
+        return escaped
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function in _CONTRACTIONS:
+            x = args[0] if args else kwargs.pop("input")
+            weight = args[1] if len(args) > 1 else kwargs.pop("weight")
+            bias = args[2] if len(args) > 2 else kwargs.pop("bias", None)
+            return apply_weight(weight._layer, function, x, bias, *args[3:], **kwargs)
+        plain = [a.as_subclass(Tensor) if isinstance(a, EscapedWeight) else a for a in args]
+        return function(*plain, **kwargs)
+
+
+_CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
+
+
+def apply_weight(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+    """Run `function(x, layer's weight, ...)` as the layer itself would: input binarized, gain on the output."""
+    if layer.before is not None:
+        x = layer.before(x)
+    weight = layer._compute_weight(scaled=not layer.gain_outside).to(layer.compute_dtype)
+    if not layer.gain_outside:
+        return function(x, weight, bias, *args, **kwargs)
+    y = layer._finish(function(x, weight, None, *args, **kwargs))
+    return y if bias is None else y + _along(bias, y, layer.channel_axis)
+
+
+# -- one threshold for all ---------------------------------------------------------------------------------------------
+
+
+class SharedThreshold:
+    """`scope="global"`: the layers' masks come from one ranking over all of them.
+
+    Each layer first keeps its share `floor` of largest |score| (one weight at least), so that none dies; the rest of
+    the budget goes to the largest |score| of all. Ties go to the earlier layer, then to the lower flat index.
+    """
+
+    def __init__(self, layers: list, prune: float, floor: float):
+        self.layers = layers
+        self.floor = floor
+        self.set_prune_(prune)
+        for layer in layers:
+            layer.threshold = self
+
+    def set_prune_(self, prune: float) -> None:
+        """Remove another fraction from now on."""
+        floors = sum(self._floor_of(layer) for layer in self._owners())
+        self.kept = max(functional.kept_count(sum(layer.count for layer in self._owners()), prune), floors)
+
+    def _owners(self) -> list:
+        """The layers without those whose scores are another's."""
+        return list({id(layer.scores): layer for layer in reversed(self.layers)}.values())[::-1]
+
+    def _floor_of(self, layer: Any) -> int:
+        return max(1, math.ceil(layer.count * self.floor))
+
+    def refresh_(self) -> None:
+        """Rank again if the scores of any layer changed since the last time."""
+        if all(layer._mask is not None and layer._seen == layer._state() for layer in self.layers):
+            return
+        ranked = []
+        for layer in self._owners():
+            magnitudes = layer.scores.detach().abs().contiguous().view(-1)
+            safe = functional.select_mask(magnitudes, self._floor_of(layer))
+            ranked.append(magnitudes.masked_fill(safe, torch.inf).to(self.layers[0].scores.device))
+        mask = functional.select_mask(torch.cat(ranked), self.kept)
+        parts = dict(zip((id(layer.scores) for layer in self._owners()), mask.split([len(r) for r in ranked]), strict=True))
+        for layer in self.layers:
+            own = parts[id(layer.scores)].view(layer.scores.shape).to(layer.scores.device)
+            if not own.is_meta:
+                layer.kept = int(own.sum())
+            layer._set_mask(own.clone())
+
+
+# -- activations and the norms put before them -------------------------------------------------------------------------
+
+
+class Sign(nn.Module):
+    r"""$\mathrm{sign}(x)$ with $\mathrm{sign}(0) = +1$; backward $\max(0, \tfrac{2}{t}(1 - |x|/t))$, t = `width`."""
+
+    def __init__(self, width: float = 1.0):
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.sign_ste(x, self.width)
+
+    def extra_repr(self) -> str:
+        return "" if self.width == 1 else f"width={self.width}"
+
+
+class ChannelBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm over dimension 1, whatever the number of dimensions behind it."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+
+class TokenBatchNorm(nn.Module):
+    """BatchNorm over the last dimension: every token of every sample counts as one observation."""
+
+    def __init__(self, features: int, affine: bool = False, device: Any = None):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(features, affine=affine, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class ScalarBatchNorm(nn.Module):
+    """BatchNorm with one mean and variance for the whole tensor: for values whose channels can't be told."""
+
+    def __init__(self, affine: bool = False, device: Any = None):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1, affine=affine, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.reshape(-1, 1)).view(x.shape)
+

@@ -1,0 +1,118 @@
+"""What a user can ask for: frozen, validated settings. Code below trusts them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from mptify.errors import BadSpec
+
+__all__ = ["TicketSpec", "make_spec"]
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+
+
+class TicketSpec(BaseModel):
+    """The settings of a ticket. `mptify.transform` takes each of them as a keyword."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bits: Literal["1/32", "1/1", "32/32", "32/1"] = Field(
+        "1/32", description="Bits per weight / bits per activation. 32-bit weights are edge-popup."
+    )
+    prune: Fraction = Field(0.5, description="The fraction of weights removed (the paper's P), at least 0 and below 1.")
+    prune_overrides: dict[str, Fraction] = Field(
+        default_factory=dict,
+        description="Other fractions for the layers that a pattern matches; later patterns win.",
+    )
+    scope: Literal["layer", "global"] = Field(
+        "layer", description="Prune each layer by its share, or all by one threshold."
+    )
+    floor: Fraction = Field(
+        0.01, description="With scope=global: the share of its weights that every layer keeps at least."
+    )
+    score_grad: Literal["biprop", "alpha"] = Field(
+        "biprop", description="Scale of the scores' gradient: |W|, or the gain."
+    )
+    init: Literal["kaiming_normal", "signed_constant", "keep"] = Field(
+        "kaiming_normal", description="Where the frozen weights come from; keep takes the model's own."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the frozen weights and of the first scores.")
+    bias: Literal["drop", "learn"] = Field(
+        "drop", description="Biases of converted layers: dropped, as in Algorithm 1, or learned."
+    )
+    learn_bn: bool = Field(
+        False, description="Learn the norms' weight and bias (the paper's +BN); else they stay at 1 and 0."
+    )
+    other: Literal["learn", "freeze"] = Field(
+        "learn", description="Parameters that no mask covers: position embeddings, class tokens, layer scale."
+    )
+    bn: Literal["keep", "insert"] = Field(
+        "keep", description="With 32-bit activations: insert puts a BatchNorm before each activation that lacks one."
+    )
+    residual: Literal["binary", "real"] = Field(
+        "binary", description="With 1-bit activations: shortcuts carry ±1, or real values."
+    )
+    sign_width: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Width t of the estimator behind each sign."
+    )
+    include: Patterns = Field((), description="Convert only the layers that one of these patterns matches.")
+    exclude: Patterns = Field((), description="Leave the layers dense that one of these patterns matches.")
+    dense: Annotated[tuple[Literal["first", "last", "depthwise"], ...], BeforeValidator(_as_tuple)] = Field(
+        (), description="Kinds of layers to leave dense."
+    )
+    strict: bool = Field(False, description="Raise where a conv or linear weight could not be converted.")
+
+    @property
+    def weight_bits(self) -> int:
+        return int(self.bits.split("/")[0])
+
+    @property
+    def activation_bits(self) -> int:
+        return int(self.bits.split("/")[1])
+
+    def prune_of(self, layer: str) -> float:
+        """The fraction removed from the layer of this name."""
+        prune = self.prune
+        for pattern, override in self.prune_overrides.items():
+            if fnmatchcase(layer, pattern):
+                prune = override
+        return prune
+
+
+def make_spec(settings: TicketSpec | Mapping[str, Any]) -> TicketSpec:
+    """Check settings once, where they enter; raises `BadSpec` with one sentence that names the setting."""
+    if isinstance(settings, TicketSpec):
+        return settings
+    try:
+        spec = TicketSpec(**settings)
+    except ValidationError as error:
+        raise BadSpec(_sentence(error, TicketSpec)) from None
+    if spec.bn == "insert" and spec.activation_bits == 1:
+        raise BadSpec(f"bn='insert' is for 32-bit activations; with bits={spec.bits!r} every sign has its BatchNorm already.")
+    if spec.prune_overrides and spec.scope == "global":
+        raise BadSpec("prune_overrides are for scope='layer'; with scope='global' one threshold decides for all layers.")
+    return spec
+
+
+def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, model.model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; the settings are {', '.join(model.model_fields)}."
+        return f"There is no setting {name!r}{hint}"
+    reason = first["msg"].replace("Input should be", "should be")
+    description = model.model_fields[first["loc"][0]].description if first["loc"] else ""
+    return f"{name}={first['input']!r}: {reason}. {description}".strip()

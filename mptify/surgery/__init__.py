@@ -1,0 +1,42 @@
+"""Trace, plan, rewrite: an ordinary network goes in, a ticket model comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from mptify.layers import Ticketed, TicketParameter
+from mptify.spec import make_spec
+from mptify.surgery.handlers import Handler, register
+from mptify.surgery.plan import Plan, make_plan
+from mptify.surgery.rewrite import rewrite
+from mptify.surgery.trace import trace
+
+__all__ = ["transform", "plan", "ticket_layers", "Handler", "Plan", "register"]
+
+
+def transform(model: nn.Module, **settings: Any) -> nn.Module:
+    """The ticket model of `model`: a new module; the one passed in stays as it is, train/eval modes included.
+
+    The keywords are the fields of [`TicketSpec`][mptify.TicketSpec]: `bits="1/32"`, `prune=0.5`, ...
+
+        ticketed = mptify.transform(torchvision.models.resnet18(), bits="1/1", prune=0.75)
+    """
+    spec = make_spec(settings)
+    traced = trace(model)
+    return rewrite(traced, make_plan(traced, spec))
+
+
+def plan(model: nn.Module, **settings: Any) -> Plan:
+    """Look before cutting: what [`transform`][mptify.transform] would do with the same arguments, as plain data."""
+    return make_plan(trace(model), make_spec(settings))
+
+
+def ticket_layers(model: nn.Module) -> dict[str, Any]:
+    """The ticket layers of a model by name; each offers `scores`, `mask`, `gain`, `sign` and `ticket_weight()`."""
+    return {
+        name.removesuffix("_ticket") if isinstance(module, TicketParameter) else name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Ticketed)
+    }

@@ -1,0 +1,250 @@
+"""What is known of each value in a traced graph: where its channels lie, and whether it is normalised, binary, pooled.
+
+A forward walk over the graph, with one rule per kind of operation. Where nothing is known, nothing is claimed: the plan
+then normalises once more than it would have to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx, nn
+
+from mptify.surgery import handlers
+
+__all__ = ["Fact", "node_kind", "walk", "sources"]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`axis` is 1 or -1 (or another dimension), None where unknown; `normalised` values come from a BatchNorm or are ±1."""
+
+    channels: int | None = None
+    axis: int | None = None
+    normalised: bool = False
+    binary: bool = False
+    pixels: bool = False
+    pooled: bool = False
+    summed: bool = False  # an addition of two values, seen through what changes no value
+
+
+UNKNOWN = Fact()
+
+_SAME = {"identity", "contiguous", "clone", "detach", "to", "type_as", "float", "half", "bfloat16", "requires_grad_", "dropout0"}
+_SHAPING = {
+    "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand",
+    "expand_as", "repeat", "repeat_interleave", "roll", "flip", "movedim", "moveaxis", "chunk", "split", "unbind", "tensor_split", "getitem", "narrow",
+    "select", "index_select", "gather", "t", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "rearrange", "window_partition", "window_reverse",
+    "unfold", "tile", "rot90", "blockify", "deblockify", "window_partition_nchw", "window_reverse_nchw", "grid_partition", "grid_reverse",
+    "grid_partition_nchw", "grid_reverse_nchw",
+}  # fmt: skip
+_ADDS = {"add", "iadd", "add_", "radd", "sub", "isub", "sub_", "rsub"}
+_POOLS = {"max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"}
+_GLOBAL_POOLS = {"adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "mean", "amax", "global_pool_nlc", "global_pool"}
+_ELEMENTWISE = {"mul", "imul", "mul_", "div", "truediv", "sigmoid", "hardsigmoid", "softmax", "exp", "neg", "pow", "abs", "sqrt", "dropout", "clamp", "rsqrt", "softplus"}
+
+
+def node_kind(node: fx.Node, module: nn.Module | None) -> str:
+    """One word for what a node does: `layer`, `activation`, `batchnorm`, `norm`, `maxpool`, ... or the function's name."""
+    if node.op == "call_module":
+        assert module is not None
+        return _module_kind(module)
+    if node.op in ("call_function", "call_method"):
+        if handlers.is_activation_function(node.target):
+            return "activation"
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        name = name.rstrip("_") if name not in ("__getitem__",) else "getitem"
+        if name == "dropout" and _probability(node) == 0:
+            return "dropout0"
+        return name
+    return node.op
+
+
+def _module_kind(module: nn.Module) -> str:
+    if handlers.find(module) is not None:
+        return "layer"
+    if isinstance(module, nn.MultiheadAttention):
+        return "attention"
+    if handlers.is_activation(module):
+        return "activation"
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) or type(module).__name__.startswith("FrozenBatchNorm"):
+        return "batchnorm"
+    if isinstance(module, (nn.LayerNorm, nn.GroupNorm)) or type(module).__name__.lower().startswith(("layernorm", "rmsnorm", "groupnorm")):
+        return "norm"
+    if isinstance(module, nn.Identity):
+        return "identity"
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return "identity" if module.p == 0 else "dropout"
+    if type(module).__name__ in ("DropPath", "StochasticDepth", "DropBlock2d", "PatchDropout"):
+        probability = getattr(module, "drop_prob", getattr(module, "p", getattr(module, "prob", 1.0)))
+        return "identity" if not probability else "dropout"
+    if isinstance(module, nn.modules.pooling._MaxPoolNd):
+        return "maxpool"
+    if isinstance(module, nn.modules.pooling._AvgPoolNd):
+        return "avgpool"
+    if isinstance(module, (nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd)):
+        size = module.output_size
+        return "globalpool" if all(one in (1, None) for one in (size if isinstance(size, (tuple, list)) else (size,))) else "avgpool"
+    if isinstance(module, nn.Flatten):
+        return "flatten"
+    if isinstance(module, (nn.PixelShuffle, nn.ChannelShuffle, nn.PixelUnshuffle)):
+        return "pixel_shuffle"
+    if isinstance(module, nn.Upsample):
+        return "upsample_nearest" if module.mode == "nearest" else "upsample"
+    return type(module).__name__.lower()
+
+
+def _probability(node: fx.Node) -> Any:
+    return node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+
+
+def sources(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose values enter this one, in order; parameters and constants included."""
+    return list(node.all_input_nodes)
+
+
+def walk(
+    graph: fx.Graph, root: nn.Module, pixels: bool, binary: Callable[[fx.Node], bool], passing: Collection[fx.Node] = ()
+) -> dict[fx.Node, Fact]:
+    """A fact for each node.
+
+    `pixels` says whether the graph's required inputs are images, `binary` which activations become signs; those in
+    `passing` hand their input through.
+    """
+    facts: dict[fx.Node, Fact] = {}
+    for node in graph.nodes:
+        module = root.get_submodule(node.target) if node.op == "call_module" else None
+        if node.op == "placeholder":
+            facts[node] = Fact(pixels=pixels and not node.args)
+        else:
+            inputs = [facts[one] for one in sources(node) if one.op != "get_attr" or len(sources(node)) == 1]
+            passes = node in passing and inputs
+            facts[node] = inputs[0] if passes else _rule(node, module, node_kind(node, module), inputs, binary)
+    return facts
+
+
+def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Callable[[fx.Node], bool]) -> Fact:
+    first = inputs[0] if inputs else UNKNOWN
+    if kind == "layer":
+        handler = handlers.find(module)
+        assert handler is not None
+        return Fact(handler.outputs or None, handler.axis)
+    if kind == "attention":
+        return Fact(module.embed_dim, -1)
+    if kind == "activation":
+        if not binary(node):
+            return replace(first, normalised=False, binary=False, summed=False, pixels=False)
+        return Fact(first.channels, first.axis, normalised=True, binary=True, pooled=first.pooled)
+    if kind == "batchnorm":
+        return Fact(getattr(module, "num_features", first.channels), 1, normalised=True, pixels=first.pixels, pooled=first.pooled)
+    if kind == "norm":
+        return _after_norm(module, first)
+    if kind in _SAME:
+        return first
+    if kind in ("maxpool", "upsample_nearest") or kind in _POOLS and kind.startswith("max"):
+        return replace(first, summed=False)
+    if kind in ("avgpool", "upsample", "interpolate") or kind in _POOLS:
+        return replace(first, binary=False, summed=False)
+    if kind == "globalpool" or kind in _GLOBAL_POOLS or "adaptivepool" in kind or "attentionpool" in kind:
+        axis = first.axis if kind == "globalpool" or kind.startswith("adaptive_") else -1
+        return replace(first, axis=axis, binary=False, pooled=True, summed=False)
+    if kind in _ADDS:
+        return _after_add(inputs)
+    if kind in ("cat", "concat", "stack"):
+        return _after_cat(node, inputs)
+    if kind in _SHAPING:
+        return _after_shaping(node, kind, first)
+    if kind in _ELEMENTWISE:
+        known = next((fact for fact in inputs if fact.axis is not None), first)
+        return Fact(known.channels, known.axis, pixels=all(f.pixels for f in inputs) and bool(inputs), pooled=any(f.pooled for f in inputs))
+    if kind == "pad":
+        return replace(first, binary=False, normalised=first.normalised, summed=False)
+    if inputs and all(fact.pixels for fact in inputs):
+        return Fact(pixels=True)
+    return Fact(pooled=first.pooled)
+
+
+def _after_norm(module: Any, first: Fact) -> Fact:
+    name = type(module).__name__
+    shape = getattr(module, "normalized_shape", None)
+    if name.endswith("2d") or isinstance(module, nn.GroupNorm):
+        channels = shape[-1] if shape else getattr(module, "num_channels", first.channels)
+        return Fact(channels, 1, pooled=first.pooled)
+    if shape is not None:
+        return Fact(tuple(shape)[-1] if not isinstance(shape, int) else shape, -1, pooled=first.pooled)
+    return Fact(first.channels, first.axis, pooled=first.pooled)
+
+
+def _after_add(inputs: list[Fact]) -> Fact:
+    if len(inputs) < 2:  # with a constant or a parameter
+        first = inputs[0] if inputs else UNKNOWN
+        return Fact(first.channels, first.axis, pixels=first.pixels, pooled=first.pooled)
+    known = next((fact for fact in inputs if fact.channels is not None), inputs[0])
+    return Fact(
+        known.channels,
+        known.axis,
+        normalised=all(fact.normalised for fact in inputs),
+        pixels=all(fact.pixels for fact in inputs),
+        pooled=any(fact.pooled for fact in inputs),
+        summed=True,
+    )
+
+
+def _after_cat(node: fx.Node, inputs: list[Fact]) -> Fact:
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
+    axes = {fact.axis for fact in inputs}
+    axis = axes.pop() if len(axes) == 1 else None
+    channels = None
+    if axis is not None and all(fact.channels is not None for fact in inputs):
+        if dim == axis:
+            channels = sum(fact.channels or 0 for fact in inputs)
+        elif len({fact.channels for fact in inputs}) == 1:
+            channels = inputs[0].channels
+    return Fact(
+        channels,
+        axis if channels is not None else None,
+        normalised=bool(inputs) and all(fact.normalised for fact in inputs),
+        binary=bool(inputs) and all(fact.binary for fact in inputs),
+        pixels=bool(inputs) and all(fact.pixels for fact in inputs),
+        pooled=bool(inputs) and all(fact.pooled for fact in inputs),
+    )
+
+
+def _after_shaping(node: fx.Node, kind: str, first: Fact) -> Fact:
+    moved = replace(first, channels=None, axis=None)
+    dims = _integers(node.args[1:])
+    if kind == "permute" and dims is not None and first.axis is not None:
+        position = dims.index(first.axis % len(dims)) if first.axis % len(dims) in dims else None
+        if position is not None:
+            return replace(first, axis=-1 if position == len(dims) - 1 else position)
+    if kind == "transpose" and dims in ([1, 2], [2, 1], [-1, -2], [-2, -1]) and first.axis in (1, -1):
+        return replace(first, axis=-1 if first.axis == 1 else 1)
+    if kind == "flatten":
+        start = node.args[1] if len(node.args) > 1 else node.kwargs.get("start_dim", 1 if node.op == "call_module" else 0)
+        if start == 2 and first.axis == 1:
+            return first
+        if first.pooled and first.channels is not None:
+            return replace(first, axis=-1)
+    if kind == "getitem":
+        return _after_getitem(node, first, moved)
+    if kind in ("squeeze", "view", "reshape") and first.pooled:
+        return replace(first, axis=-1)
+    if kind in ("roll", "flip", "contiguous"):
+        return first
+    return moved
+
+
+def _after_getitem(node: fx.Node, first: Fact, moved: Fact) -> Fact:
+    index = node.args[1]
+    if isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None) and isinstance(index[1], int):
+        return replace(first, pooled=True) if first.axis == -1 else replace(moved, pooled=True)  # one token of each sample
+    if isinstance(index, tuple) and first.axis == -1 and len(index) <= 2:
+        return first
+    return moved
+
+
+def _integers(args: tuple) -> list[int] | None:
+    flat = list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
+    return flat if flat and all(isinstance(one, int) for one in flat) else None

@@ -1,0 +1,252 @@
+"""From a model to regions: the largest parts of it that torch.fx can follow.
+
+A region is a module whose `forward` was traced, or a single layer that is called from code that can't be. What fx can't
+follow (control flow on values) keeps its Python `forward`, and its children become regions of their own; so tracing
+never fails as a whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from mptify.surgery import handlers
+
+__all__ = ["Region", "Traced", "trace"]
+
+_MAX_TRIES = 25
+
+_PRIMITIVES = (
+    nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.dropout._DropoutNd, nn.MultiheadAttention,
+    nn.Embedding,
+)  # fmt: skip
+_REGULARIZERS = ("DropPath", "StochasticDepth", "DropBlock2d", "PatchDropout")  # random in train(), nothing in eval()
+
+
+@dataclass
+class Region:
+    """One traced module (`graphs`: by training mode, one entry where both modes run the same), or one lone layer."""
+
+    path: str
+    module: nn.Module
+    graphs: dict[bool, fx.Graph] = field(default_factory=dict)
+
+    @property
+    def is_layer(self) -> bool:
+        return not self.graphs
+
+
+@dataclass
+class Traced:
+    """A structural copy of a model, which shares the original's tensors, with its regions.
+
+    `untraced` are the modules that keep their Python `forward`, with fx's reason.
+    """
+
+    model: nn.Module
+    regions: list[Region]
+    untraced: dict[str, str]
+
+    @property
+    def whole(self) -> bool:
+        return not self.untraced
+
+
+def trace(model: nn.Module) -> Traced:
+    """Find the regions of `model`. The model itself stays as it was: what is traced is a copy that shares its tensors."""
+    copied = share_copy(model)
+    traced = Traced(copied, [], {})
+    seen: set[int] = set()
+    _open(traced, "", copied, seen)
+    return traced
+
+
+def share_copy(model: nn.Module) -> nn.Module:
+    """A copy of the module tree whose parameters and buffers are the original's own."""
+    memo: dict[int, Any] = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        memo[id(tensor)] = tensor
+        if tensor.grad is not None:
+            memo[id(tensor.grad)] = tensor.grad
+    return copy.deepcopy(model, memo)
+
+
+def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
+    """Make `module` a region, or, where fx can't follow it, look for regions among its children."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    if handlers.find(module) is not None or isinstance(module, nn.MultiheadAttention):
+        traced.regions.append(Region(path, module))
+        return
+    if not _is_interesting(module):
+        return
+    if not _has_own_forward(module):
+        _open_children(traced, path, module, seen)
+        return
+    try:
+        graphs = _trace_both_modes(module)
+    except Exception as error:  # whatever a model's own code raises when it is fed proxies
+        traced.untraced[path] = _first_line(error)
+        _open_children(traced, path, module, seen)
+        return
+    traced.regions.append(Region(path, module, graphs))
+    reached = set()
+    for graph in graphs.values():
+        for node in graph.nodes:
+            if node.op == "call_module":
+                reached.add(node.target)
+    for name in sorted(reached):
+        leaf = module.get_submodule(name)
+        if id(leaf) not in seen and handlers.find(leaf) is None:
+            _open(traced, _join(path, name), leaf, seen)
+        seen.add(id(leaf))
+
+
+def _open_children(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
+    for name, child in module.named_children():
+        _open(traced, _join(path, name), child, seen)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _is_interesting(module: nn.Module) -> bool:
+    """Whether there is anything to convert in it: a layer, or a parameter that it may use as one."""
+    return any(
+        handlers.find(part) is not None or (part._parameters and not isinstance(part, _PRIMITIVES))
+        for part in module.modules()
+    )
+
+
+def _has_own_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+
+
+def _first_line(error: Exception) -> str:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return text[:200]
+
+
+# -- one region --------------------------------------------------------------------------------------------------------
+
+
+def _trace_both_modes(module: nn.Module) -> dict[bool, fx.Graph]:
+    opaque: set[type] = set()
+    for _ in range(_MAX_TRIES):
+        try:
+            with _mode_watched(module, training=False) as reads:
+                graph = RegionTracer(opaque).trace(module, _defaults_of(module))
+            if not reads:
+                return {False: graph}
+            with _mode_watched(module, training=True):
+                return {False: graph, True: RegionTracer(opaque).trace(module, _defaults_of(module))}
+        except Exception as error:
+            failed = getattr(error, "failed_module", None)
+            if failed is None or failed is module or type(failed) in opaque:
+                raise
+            opaque.add(type(failed))
+    raise RuntimeError(f"gave up after {_MAX_TRIES} attempts")
+
+
+def _defaults_of(module: nn.Module) -> dict[str, Any]:
+    """Optional arguments are fixed to their defaults; the graph checks at run time that they were."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+
+
+@contextmanager
+def _mode_watched(module: nn.Module, training: bool) -> Iterator[list[str]]:
+    """Hold `training` at one value for everything in `module`, and tell whether any `forward` looked at it.
+
+    A property on `nn.Module` itself answers for the traced modules while fx runs their code; no attribute is touched.
+    """
+    reads: list[str] = []
+    watched = {id(part) for part in module.modules()}
+
+    def read(self: nn.Module) -> bool:
+        if id(self) not in watched:
+            return self.__dict__["training"]
+        reads.append(type(self).__name__)
+        return training
+
+    def write(self: nn.Module, mode: bool) -> None:
+        self.__dict__["training"] = mode
+
+    nn.Module.training = property(read, write)  # type: ignore[assignment]
+    try:
+        yield reads
+    finally:
+        del nn.Module.training
+
+
+class RegionTracer(fx.Tracer):
+    """fx's tracer with every layer, norm and regularizer as a leaf, whatever package its class comes from."""
+
+    def __init__(self, opaque: set[type]):
+        modules, functions = _timm_notrace()
+        super().__init__(autowrap_modules=(math,), autowrap_functions=functions, param_shapes_constant=True)
+        self.opaque = (*modules, *opaque)
+        self.calls: dict[str, int] = {}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if handlers.fused_activation(m) is not None:
+            return False
+        return (
+            isinstance(m, (*self.opaque, *_PRIMITIVES))
+            or type(m).__name__ in _REGULARIZERS
+            or handlers.find(m) is not None
+            or handlers.is_activation(m)
+            or super().is_leaf_module(m, module_qualified_name)
+        )
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
+        fused = handlers.fused_activation(m)
+        try:
+            if fused is not None:
+                return self._norm_then_activation(m, fused, args, kwargs)
+            return super().call_module(m, forward, args, kwargs)
+        except Exception as error:
+            if not hasattr(error, "failed_module"):
+                error.failed_module = m  # type: ignore[attr-defined]
+            raise
+
+    def _norm_then_activation(self, m: nn.Module, parts: list[nn.Module], args: tuple, kwargs: dict) -> Any:
+        """A norm with its activation inside (timm's BatchNormAct2d) is traced as the two calls that it is."""
+        value = self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+        value.node.meta["norm_only"] = True
+        for part in parts:
+            value = super().call_module(part, part.forward, (value,), {})
+        return value
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None) -> fx.Node:
+        node = super().create_node(kind, target, args, kwargs, name, type_expr)
+        scope = self.scope.module_path
+        label = target if kind == "call_module" else _join(scope, getattr(target, "__name__", str(target)))
+        nth = self.calls.get(label, 0)
+        self.calls[label] = nth + 1
+        node.meta["site"] = label if nth == 0 else f"{label}#{nth}"
+        return node
+
+
+def _timm_notrace() -> tuple[list[type], list[Any]]:
+    """timm's own lists of what fx must not look into; empty while timm has not been imported."""
+    if "timm" not in sys.modules:
+        return [], []
+    from timm.layers import get_notrace_functions, get_notrace_modules
+
+    modules = [m for m in get_notrace_modules() if not issubclass(m, nn.modules.batchnorm._NormBase)]
+    return modules, list(get_notrace_functions())
+
+
