@@ -9,13 +9,17 @@ With frozen weights $W$ (n of them), scores $S$ and $B = \mathrm{sign}(W)$, wher
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-__all__ = ["kept_count", "select_mask", "gain", "sign", "sign_ste", "ticket_weight"]
+__all__ = ["kept_count", "select_mask", "select_survivors", "survivors", "gain", "sign", "sign_ste", "ticket_weight"]
 
 _MAGNITUDE_BITS = 0x7FFFFFFF  # of a float32: as integers, these order non-negative floats
+_INFINITY_BITS = 0x7F800000
 
 
 def kept_count(count: int, prune: float) -> int:
@@ -30,49 +34,77 @@ def select_mask(scores: Tensor, kept: int) -> Tensor:
     Magnitudes are compared as the integers that their float32 bits spell: the order is that of the floats,
     is total, and puts a NaN above everything, so that exactly `kept` weights survive whatever the scores are.
     """
-    count = scores.numel()
-    if not 1 <= kept <= count:
-        raise ValueError(f"kept must be between 1 and the number of scores, {count}; got {kept}")
-    flat = scores.detach().to(torch.float32).contiguous().view(-1)
-    if kept == count or flat.is_meta:
+    flat = _checked_flat(scores, kept)
+    if kept == flat.numel() or flat.is_meta:
         return torch.ones(scores.shape, dtype=torch.bool, device=scores.device)
     magnitudes = flat.view(torch.int32) & _MAGNITUDE_BITS
     if flat.device.type == "cpu":
-        mask = _select_on_cpu(magnitudes, kept)
+        mask = _mask_at(magnitudes, _kth_largest(magnitudes, kept), kept)
     else:
         mask = _select_anywhere(magnitudes, kept)
     return mask.view(scores.shape)
 
 
-def _select_on_cpu(magnitudes: Tensor, kept: int) -> Tensor:
-    threshold = _kth_largest(magnitudes.numpy(), kept)
+def select_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
+    r"""$M \odot B$ in one go: the frozen sign of each survivor, 0 for the rest (float32).
+
+    On a CPU the mask never takes shape as booleans, which torch handles an element at a time: the threshold becomes the
+    $\lambda$ of a hard shrinkage, and all passes run vectorised.
+    """
+    flat = _checked_flat(scores, kept)
+    signs = weight.detach()
+    if flat.is_meta or kept == flat.numel() or flat.device.type != "cpu":
+        return survivors(signs, select_mask(scores, kept))
+    magnitudes = flat.view(torch.int32) & _MAGNITUDE_BITS
+    threshold = _kth_largest(magnitudes, kept)
+    if 0 < threshold < _INFINITY_BITS:
+        below = float(np.array(threshold - 1, np.int32).view(np.float32))
+        sparse = F.hardshrink(flat, below).sign_()
+        if int(sparse.count_nonzero()) == kept:
+            return torch.copysign(sparse.view(scores.shape), signs)
+    return survivors(signs, _mask_at(magnitudes, threshold, kept).view(scores.shape))
+
+
+def survivors(weight: Tensor, mask: Tensor) -> Tensor:
+    r"""$M \odot B$ for a given mask."""
+    return sign(weight.detach()).mul_(mask)
+
+
+def _checked_flat(scores: Tensor, kept: int) -> Tensor:
+    count = scores.numel()
+    if not 1 <= kept <= count:
+        raise ValueError(f"kept must be between 1 and the number of scores, {count}; got {kept}")
+    return scores.detach().to(torch.float32).contiguous().view(-1)
+
+
+def _mask_at(magnitudes: Tensor, threshold: int, kept: int) -> Tensor:
     mask = magnitudes >= threshold
-    surplus = int(mask.sum()) - kept
+    surplus = int(mask.count_nonzero()) - kept
     if surplus:
         ties = torch.nonzero(magnitudes == threshold).view(-1)
         mask[ties[-surplus:]] = False
     return mask
 
 
-def _kth_largest(magnitudes: np.ndarray, kept: int) -> int:
+def _kth_largest(magnitudes: Tensor, kept: int) -> int:
     """The `kept`-th largest value, by one selection instead of a sort.
 
     A strided sample brackets the answer first: the exact selection then runs over the few per cent of the values that
     lie inside the bracket. When the bracket misses (it is checked, not assumed), everything is selected over.
     """
-    count = magnitudes.size
+    count = magnitudes.numel()
+    values = magnitudes.numpy()
     if count >= 1 << 16:
-        sample = np.sort(magnitudes[:: count >> 13])
+        sample = np.sort(values[:: count >> 13])
         centre = sample.size * (1 - kept / count)
-        reach = 4 * np.sqrt(sample.size) / 2 + 2
-        low = sample[max(0, int(centre - reach))]
-        high = sample[min(sample.size - 1, int(centre + reach))]
-        above = torch.from_numpy(magnitudes) > int(high)
-        rank = kept - int(above.sum())
-        inside = magnitudes[((torch.from_numpy(magnitudes) >= int(low)) & ~above).numpy()]
+        reach = 2 * math.sqrt(sample.size) + 2
+        low = int(sample[max(0, int(centre - reach))])
+        high = int(sample[min(sample.size - 1, int(centre + reach))])
+        rank = kept - int((magnitudes > high).count_nonzero())
+        inside = values[(values - low).view(np.uint32) <= high - low]
         if 0 < rank <= inside.size:
             return int(np.partition(inside, inside.size - rank)[inside.size - rank])
-    return int(np.partition(magnitudes, count - kept)[count - kept])
+    return int(np.partition(values, count - kept)[count - kept])
 
 
 def _select_anywhere(magnitudes: Tensor, kept: int) -> Tensor:
@@ -87,47 +119,51 @@ def _select_anywhere(magnitudes: Tensor, kept: int) -> Tensor:
     return above | (tied & (tied.cumsum(0) <= kept - above.sum()))
 
 
-@torch.library.custom_op("mptify::select_mask", mutates_args=())
-def _select_mask_op(scores: Tensor, kept: int) -> Tensor:
-    return select_mask(scores, kept)
+@torch.library.custom_op("mptify::select_survivors", mutates_args=())
+def _select_survivors_op(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
+    return select_survivors(scores, weight, kept)
 
 
-@_select_mask_op.register_fake
-def _(scores: Tensor, kept: int) -> Tensor:
-    return torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
+@_select_survivors_op.register_fake
+def _(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
+    return torch.empty_like(weight)
 
 
-def traceable_mask(scores: Tensor, kept: int) -> Tensor:
-    """`select_mask` as one opaque operation, which `torch.compile` keeps in its graph."""
-    return _select_mask_op(scores.detach(), kept)
+def traceable_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
+    """`select_survivors` as one opaque operation, which `torch.compile` keeps in its graph."""
+    return _select_survivors_op(scores.detach(), weight.detach(), kept)
 
 
 def gain(weight: Tensor, mask: Tensor) -> Tensor:
     r"""The scale that brings binarized survivors closest to the originals.
 
     $\alpha = \lVert M \odot W \rVert_1 / \lVert M \rVert_1$ (paper, section 2.2); no gradient flows through it.
+    """
+    return gain_of_survivors(weight, survivors(weight, mask))
+
+
+def gain_of_survivors(weight: Tensor, survivors: Tensor) -> Tensor:
+    r"""The gain from $M \odot B$: since $B \odot W = |W|$, it is $\sum (M \odot B \odot W) / \sum |M \odot B|$.
+
     Accumulated in float64 where the device has it, so that the order of summation does not show.
     """
     wide = torch.float32 if weight.device.type == "mps" else torch.float64
-    survivors = torch.where(mask, weight.detach(), 0.0)
-    return (torch.linalg.vector_norm(survivors, 1, dtype=wide) / mask.sum()).to(torch.float32)
+    return ((survivors * weight.detach()).sum(dtype=wide) / survivors.count_nonzero()).to(torch.float32)
 
 
 def sign(x: Tensor) -> Tensor:
     """-1 where `x < 0` and +1 elsewhere: `sign(0) = sign(-0.0) = +1`."""
-    one = torch.ones((), dtype=x.dtype, device=x.device)
-    return torch.where(x < 0, -one, one)
+    return torch.sign(x).add_(0.5).sign_()  # {-1, 0, 1} -> {-0.5, 0.5, 1.5} -> {-1, 1, 1}: vectorised, unlike `where`
 
 
 class _TicketWeight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, scores, weight, mask, gain, weight_bits, score_grad, scaled):
+    def forward(ctx, scores, weight, survivors, gain, weight_bits, score_grad, scaled):
         ctx.save_for_backward(scores, weight, gain)
         ctx.score_grad, ctx.divide = score_grad, weight_bits == 1 and not scaled
         if weight_bits == 32:
-            return torch.where(mask, weight, 0.0)
-        size = gain if scaled else torch.ones_like(gain)
-        return torch.where(mask, torch.where(weight < 0, -size, size), 0.0)
+            return survivors * weight.abs()
+        return survivors * gain if scaled else survivors.detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -135,10 +171,10 @@ class _TicketWeight(torch.autograd.Function):
         if ctx.score_grad == "biprop":
             grad = grad * weight
         else:
-            grad = torch.where(weight < 0, -grad, grad) * gain
+            grad = grad * sign(weight) * gain
         if ctx.divide:
             grad = grad * torch.where(gain > 0, 1 / gain, 0.0)
-        return torch.where(scores < 0, -grad, grad), None, None, None, None, None, None
+        return grad * sign(scores), None, None, None, None, None, None
 
 
 def ticket_weight(
@@ -161,7 +197,14 @@ def ticket_weight(
     With `scaled=False` a 1-bit weight comes back as $M \odot B$, whose gain the caller applies to the layer's output;
     the gradient is still the one above, with respect to $W_{\mathrm{eff}} = \alpha\,M \odot B$.
     """
-    return _TicketWeight.apply(scores, weight, mask, gain, weight_bits, score_grad, scaled)
+    return weight_from_survivors(scores, weight, survivors(weight, mask), gain, weight_bits, score_grad, scaled)
+
+
+def weight_from_survivors(
+    scores: Tensor, weight: Tensor, survivors: Tensor, gain: Tensor, weight_bits: int, score_grad: str, scaled: bool
+) -> Tensor:
+    r"""`ticket_weight` for a caller that has $M \odot B$ at hand."""
+    return _TicketWeight.apply(scores, weight, survivors, gain, weight_bits, score_grad, scaled)
 
 
 class _SignSTE(torch.autograd.Function):
@@ -174,8 +217,8 @@ class _SignSTE(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (x,) = ctx.saved_tensors
-        slope = x.abs().mul_(-2 / ctx.width**2).add_(2 / ctx.width).clamp_(min=0)
-        return grad * slope, None
+        slope = x.abs().mul_(-2 / ctx.width**2).add_(2 / ctx.width).relu_()
+        return slope.mul_(grad), None
 
 
 def sign_ste(x: Tensor, width: float = 1.0) -> Tensor:

@@ -99,7 +99,7 @@ class Ticketed:
         self._forget()
 
     def _forget(self) -> None:
-        self._mask = self._gain = self._seen = None
+        self._survivors = self._gain = self._seen = None
 
     def tie_to_(self, other: Any) -> None:
         """Share the weights and scores of another ticket layer, as the original layers shared one parameter."""
@@ -125,7 +125,7 @@ class Ticketed:
     def mask(self) -> Tensor:
         """Which weights survive (bool)."""
         self.refresh_()
-        return self._mask
+        return self._survivors != 0
 
     @property
     def gain(self) -> Tensor:
@@ -151,47 +151,46 @@ class Ticketed:
         return weight
 
     def _compute_weight(self, scaled: bool) -> Tensor:
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and self.threshold is None:
-            mask = functional.traceable_mask(self.scores, self.kept)
-            gain = self._gain_of(mask)
-        elif torch.compiler.is_exporting():
-            mask, gain = self._mask, self._gain  # a snapshot: export calls `refresh_` through `eval()` or a forward pass
-        else:
-            self.refresh_()
-            mask, gain = self._mask, self._gain
-        return functional.ticket_weight(
-            self.scores,
-            self.frozen,
-            mask,
-            gain,
-            weight_bits=self.weight_bits,
-            score_grad=self.score_grad,
-            scaled=scaled,
+        survivors, gain = self._live()
+        return functional.weight_from_survivors(
+            self.scores, self.frozen, survivors, gain, self.weight_bits, self.score_grad, scaled
         )
 
-    def _gain_of(self, mask: Tensor) -> Tensor:
+    def _live(self) -> tuple[Tensor, Tensor]:
+        r"""$M \odot B$ and the gain, up to date."""
+        if torch.compiler.is_exporting():
+            return self._survivors, self._gain  # a snapshot: `eval()` and every forward pass leave them fresh
+        if torch.compiler.is_compiling() and self.threshold is None:
+            survivors = functional.traceable_survivors(self.scores, self.frozen, self.kept)
+            return survivors, self._gain_of(survivors)
+        if torch.compiler.is_compiling():
+            torch.compiler.disable(self.refresh_)()
+        else:
+            self.refresh_()
+        return self._survivors, self._gain
+
+    def _gain_of(self, survivors: Tensor) -> Tensor:
         if self.weight_bits == 32:
-            return torch.ones((), device=mask.device)
-        return functional.gain(self.frozen, mask)
+            return torch.ones((), device=survivors.device)
+        return functional.gain_of_survivors(self.frozen, survivors)
 
     # -- keeping the mask fresh ----------------------------------------------------------------------------------------
 
-    @torch.compiler.disable
     def refresh_(self) -> None:
         """Recompute mask and gain if the scores, or how many to keep, changed since the last time."""
         if self.threshold is not None:
             self.threshold.refresh_()
             return
         state = self._state()
-        if state != self._seen or self._mask is None:
-            self._set_mask(functional.select_mask(self.scores, self.kept))
+        if state != self._seen:
+            self._set_survivors(functional.select_survivors(self.scores, self.frozen, self.kept))
 
     def _state(self) -> tuple:
         kept = self.kept if self.threshold is None else self.threshold.kept
         return id(self.scores), self.scores._version, self.scores.device, kept
 
-    def _set_mask(self, mask: Tensor) -> None:
-        self._mask, self._gain = mask, self._gain_of(mask)
+    def _set_survivors(self, survivors: Tensor) -> None:
+        self._survivors, self._gain = survivors, self._gain_of(survivors)
         self._seen = self._state()
 
     def set_prune_(self, prune: float) -> None:
@@ -223,7 +222,7 @@ class Ticketed:
 
     def __getstate__(self) -> dict:
         # Caches stay behind; ids and version counters of another object mean nothing in a copy.
-        return self.__dict__ | {"_mask": None, "_gain": None, "_seen": None}
+        return self.__dict__ | {"_survivors": None, "_gain": None, "_seen": None}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -241,16 +240,10 @@ class Ticketed:
 
     def _finish(self, y: Tensor) -> Tensor:
         if self.gain_outside:
-            gain = self._gain if torch.compiler.is_exporting() else self._live_gain()
-            y = y * gain.to(y.dtype)
+            y = y * self._live()[1].to(y.dtype)
             if self.offset is not None:
                 y = y + _along(self.offset, y, self.channel_axis)
         return y
-
-    def _live_gain(self) -> Tensor:
-        if torch.compiler.is_compiling() and self.threshold is None:
-            return self._gain_of(functional.traceable_mask(self.scores, self.kept))
-        return self.gain
 
     channel_axis = 1
 
@@ -441,7 +434,7 @@ class SharedThreshold:
 
     def refresh_(self) -> None:
         """Rank again if the scores of any layer changed since the last time."""
-        if all(layer._mask is not None and layer._seen == layer._state() for layer in self.layers):
+        if all(layer._seen == layer._state() for layer in self.layers):
             return
         ranked = []
         for layer in self._owners():
@@ -454,7 +447,7 @@ class SharedThreshold:
             own = parts[id(layer.scores)].view(layer.scores.shape).to(layer.scores.device)
             if not own.is_meta:
                 layer.kept = int(own.sum())
-            layer._set_mask(own.clone())
+            layer._set_survivors(functional.survivors(layer.frozen, own))
 
 
 # -- activations and the norms put before them -------------------------------------------------------------------------

@@ -19,7 +19,11 @@ __all__ = ["Fact", "node_kind", "walk", "sources"]
 
 @dataclass(frozen=True)
 class Fact:
-    """`axis` is 1 or -1 (or another dimension), None where unknown; `normalised` values come from a BatchNorm or are ±1."""
+    """`axis` is 1 or -1 (or another dimension), None where unknown.
+
+    `normalised` values come from a BatchNorm, or are a sum of such values and of ±1. What was made of ±1 alone is not:
+    at |x| = 1 the sign's estimator is 0, and a sign right behind it would stop every gradient.
+    """
 
     channels: int | None = None
     axis: int | None = None
@@ -136,7 +140,7 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Cal
     if kind == "activation":
         if not binary(node):
             return replace(first, normalised=False, binary=False, summed=False, pixels=False)
-        return Fact(first.channels, first.axis, normalised=True, binary=True, pooled=first.pooled)
+        return Fact(first.channels, first.axis, binary=True, pooled=first.pooled)
     if kind == "batchnorm":
         return Fact(getattr(module, "num_features", first.channels), 1, normalised=True, pixels=first.pixels, pooled=first.pooled)
     if kind == "norm":
@@ -185,7 +189,7 @@ def _after_add(inputs: list[Fact]) -> Fact:
     return Fact(
         known.channels,
         known.axis,
-        normalised=all(fact.normalised for fact in inputs),
+        normalised=all(fact.normalised or fact.binary for fact in inputs) and any(fact.normalised for fact in inputs),
         pixels=all(fact.pixels for fact in inputs),
         pooled=any(fact.pooled for fact in inputs),
         summed=True,

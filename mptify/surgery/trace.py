@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -145,19 +147,43 @@ def _first_line(error: Exception) -> str:
 def _trace_both_modes(module: nn.Module) -> dict[bool, fx.Graph]:
     opaque: set[type] = set()
     for _ in range(_MAX_TRIES):
+        scratch = share_copy(module)  # a `forward` run on proxies may leave some of them behind in its attributes
         try:
-            with _mode_watched(module, training=False) as reads:
-                graph = RegionTracer(opaque).trace(module, _defaults_of(module))
-            if not reads:
-                return {False: graph}
-            with _mode_watched(module, training=True):
-                return {False: graph, True: RegionTracer(opaque).trace(module, _defaults_of(module))}
+            with _mode_watched(scratch, training=False) as reads:
+                graphs = {False: _trace_once(scratch, opaque)}
+            if reads:
+                with _mode_watched(scratch, training=True):
+                    graphs[True] = _trace_once(scratch, opaque)
         except Exception as error:
             failed = getattr(error, "failed_module", None)
-            if failed is None or failed is module or type(failed) in opaque:
+            if failed is None or failed is scratch or type(failed) in opaque:
                 raise
             opaque.add(type(failed))
+        else:
+            _bring_constants_(module, scratch, graphs)
+            return graphs
     raise RuntimeError(f"gave up after {_MAX_TRIES} attempts")
+
+
+def _trace_once(module: nn.Module, opaque: set[type]) -> fx.Graph:
+    before = _random_states()
+    graph = RegionTracer(opaque).trace(module, _defaults_of(module))
+    if before != _random_states():
+        raise RuntimeError("its forward() draws random numbers that a trace would freeze")
+    return graph
+
+
+def _random_states() -> tuple:
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), (kind, keys.tobytes(), *rest), torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
+
+
+def _bring_constants_(module: nn.Module, scratch: nn.Module, graphs: dict[bool, fx.Graph]) -> None:
+    """Tensors that `forward` made out of nothing, which fx hung on the module that it traced."""
+    for graph in graphs.values():
+        for node in graph.nodes:
+            if node.op == "get_attr" and not hasattr(module, str(node.target)) and "." not in str(node.target):
+                setattr(module, str(node.target), getattr(scratch, str(node.target)))
 
 
 def _defaults_of(module: nn.Module) -> dict[str, Any]:

@@ -1,0 +1,6 @@
+"""`python -m mptify`."""
+
+from mptify.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Speed, as ratios measured side by side in one process: the machines are shared and noisy, ratios are not."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mptify.surgery import transform
+
+__all__ = ["StepRatio", "step_ratio", "cifar_resnet18", "command_ratio"]
+
+
+@dataclass(frozen=True)
+class StepRatio:
+    """A training step of a ticket model against one of the same network trained densely (medians, in milliseconds)."""
+
+    network: str
+    bits: str
+    batch: int
+    dense_ms: float
+    ticket_ms: float
+    ratio: float
+
+
+def cifar_resnet18() -> nn.Module:
+    """torchvision's ResNet-18 as it is used on 32×32 images: a 3×3 stem of stride 1, and no max-pool."""
+    import torchvision
+
+    model = torchvision.models.resnet18(num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
+def step_ratio(
+    make: Callable[[], nn.Module], network: str, bits: str, prune: float, batch: int, rounds: int, tick: Callable[[], None] = lambda: None
+) -> StepRatio:
+    """Interleave dense and ticket training steps, and compare pair by pair: the ratio is the median over the pairs."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, 3, 32, 32, generator=generator)
+    labels = torch.randint(10, (batch,), generator=generator)
+    dense = _stepper(make(), images, labels)
+    ticket = _stepper(transform(make(), bits=bits, prune=prune), images, labels)
+    pairs = []
+    for turn in range(rounds + 2):
+        order = (dense, ticket) if turn % 2 else (ticket, dense)
+        seconds = {step: _timed(step) for step in order}
+        if turn >= 2:  # the first two warm up
+            pairs.append((seconds[dense], seconds[ticket]))
+        tick()
+    ratio = statistics.median(ours / theirs for theirs, ours in pairs)
+    return StepRatio(
+        network, bits, batch, 1e3 * statistics.median(p[0] for p in pairs), 1e3 * statistics.median(p[1] for p in pairs), ratio
+    )
+
+
+def _stepper(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+    model.train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
+
+    def step() -> None:
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def command_ratio(command: list[str], imports: str, rounds: int, tick: Callable[[], None] = lambda: None) -> tuple[float, float, float]:
+    """Seconds of the whole command, seconds of its imports alone, and the ratio, medians over interleaved runs."""
+    whole, alone = [], []
+    for _ in range(rounds):
+        alone.append(_timed(lambda: _quietly([sys.executable, "-c", imports])))
+        whole.append(_timed(lambda: _quietly([sys.executable, "-m", "mptify", *command])))
+        tick()
+    pairs = [a / b for a, b in zip(whole, alone, strict=True)]
+    return statistics.median(whole), statistics.median(alone), statistics.median(pairs)
+
+
+def _quietly(command: list[str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,0 +1,45 @@
+"""The command line: one file per command. The only place that prints or exits."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from mptify.cli import bench, convert, zoo
+from mptify.errors import MptifyError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="mptify",
+    help="Multi-prize lottery tickets of any torchvision or timm network.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.command("convert")(convert.convert)
+app.command("zoo")(zoo.zoo)
+app.add_typer(bench.app, name="bench")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)) -> None:
+    if version:
+        from mptify import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; an error that a user can act on is one sentence and exit code 1."""
+    try:
+        app()
+    except MptifyError as error:
+        typer.echo(f"mptify: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        sys.stderr.close()
+        sys.exit(0)

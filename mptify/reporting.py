@@ -1,0 +1,164 @@
+"""What was done to a model, as plain data, with a rich table on top."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+from mptify.errors import MptifyError
+from mptify.surgery import ticket_layers
+from mptify.surgery.plan import Plan
+from mptify.surgery.rewrite import parameter_kinds
+
+__all__ = ["LayerReport", "Report", "report", "tables"]
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One ticket layer: how many of its weights survive, and what comes before it."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    bits: str
+    kept: int
+    count: int
+    before: str
+    gain: float | None
+    tied_to: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A ticket model in numbers. Weights are conv and linear weights; bytes are what a file would take."""
+
+    bits: str
+    prune: float
+    layers: tuple[LayerReport, ...]
+    left_dense: tuple[tuple[str, int, str], ...]
+    untraced: dict[str, str]
+    kept_activations: tuple[str, ...]
+    trainable: dict[str, int]
+    weights: int
+    converted: int
+    kept: int
+    float_bytes: int
+    packed_bytes: int
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dictionaries and lists."""
+        return asdict(self)
+
+    def __rich__(self) -> Group:
+        return tables(self)
+
+
+def report(model: nn.Module) -> Report:
+    """Describe a ticket model: plain data, which `rich.print` shows as tables."""
+    plan: Plan | None = getattr(model, "ticket_plan", None)
+    if plan is None:
+        raise MptifyError("This is no ticket model; mptify.transform(model) makes one of it.")
+    live = ticket_layers(model)
+    layers = []
+    for planned in plan.layers:
+        layer = live[planned.name]
+        gain = None if layer.scores.is_meta else round(float(layer.gain), 6)
+        kept = layer.mask.sum().item() if plan.spec.scope == "global" and not layer.scores.is_meta else layer.kept
+        layers.append(
+            LayerReport(planned.name, planned.kind, planned.shape, plan.spec.bits, int(kept), planned.count, planned.before, gain, planned.tied_to)
+        )
+    own = [layer for layer in layers if not layer.tied_to]
+    trainable = _trainable(model)
+    floats = _stored_floats(model)
+    mask_bits = sum(layer.count * _entropy(layer.kept / layer.count) for layer in own)
+    return Report(
+        bits=plan.spec.bits,
+        prune=plan.spec.prune,
+        layers=tuple(layers),
+        left_dense=tuple((left.name, left.count, left.reason) for left in plan.left_dense),
+        untraced=plan.untraced,
+        kept_activations=tuple(plan.kept_activations),
+        trainable=trainable,
+        weights=plan.total,
+        converted=plan.converted,
+        kept=sum(layer.kept for layer in own),
+        float_bytes=4 * (plan.total + floats),
+        packed_bytes=math.ceil(mask_bits / 8) + 4 * (floats + len(own) + sum(left.count for left in plan.left_dense)),
+        warnings=tuple(plan.warnings),
+    )
+
+
+def _trainable(model: nn.Module) -> dict[str, int]:
+    kinds = parameter_kinds(model)
+    counts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            counts[kinds[name]] = counts.get(kinds[name], 0) + parameter.numel()
+    return counts
+
+
+def _stored_floats(model: nn.Module) -> int:
+    """Numbers that a file must hold besides masks and gains: statistics of norms, and whatever is learned."""
+    kinds = parameter_kinds(model)
+    learned = sum(p.numel() for n, p in model.named_parameters() if p.requires_grad and kinds[n] not in ("scores", "dense"))
+    statistics = sum(b.numel() for n, b in model.named_buffers() if n.endswith(("running_mean", "running_var")))
+    return learned + statistics
+
+
+def _entropy(p: float) -> float:
+    return 0.0 if p in (0.0, 1.0) else -p * math.log2(p) - (1 - p) * math.log2(1 - p)
+
+
+# -- for people ---------------------------------------------------------------------------------------------------------
+
+
+def tables(report: Report) -> Group:
+    """One line per layer, then the totals, then what to think about."""
+    parts: list[Any] = [_layer_table(report), _totals(report)]
+    parts += [Text(f"! {warning}", style="yellow") for warning in report.warnings]
+    return Group(*parts)
+
+
+def _layer_table(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, justify in (("layer", "left"), ("kind", "left"), ("shape", "left"), ("bits", "left"), ("kept", "right"), ("", "right"), ("input", "left")):
+        table.add_column(column, justify=justify, no_wrap=column in ("kind", "shape", "bits", "kept"), overflow="fold")  # type: ignore[arg-type]
+    for layer in report.layers:
+        shape = "×".join(str(size) for size in layer.shape)
+        share = f"{100 * layer.kept / layer.count:.1f} %"
+        note = f"= {layer.tied_to}" if layer.tied_to else layer.before
+        table.add_row(layer.name, layer.kind, shape, layer.bits, f"{layer.kept:,}", share, note)
+    return table
+
+
+def _totals(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    share = 100 * report.converted / report.weights
+    table.add_row("")
+    table.add_row("converted", f"{report.converted:,} of {report.weights:,} conv and linear weights ({share:.2f} %), {len(report.layers)} layers")
+    table.add_row("kept", f"{report.kept:,} ({100 * report.kept / report.converted:.2f} %)")
+    for name, count, reason in report.left_dense[:10]:
+        table.add_row("left dense", f"{name}: {count:,} weights, {reason}")
+    if len(report.left_dense) > 10:
+        table.add_row("left dense", f"... and {len(report.left_dense) - 10} more")
+    for path, reason in list(report.untraced.items())[:3]:
+        table.add_row("not traced", f"{path or 'the model itself'}: {reason}")
+    if len(report.untraced) > 3:
+        table.add_row("not traced", f"... and {len(report.untraced) - 3} more parts; each keeps its own forward()")
+    table.add_row("trainable", ", ".join(f"{count:,} {kind}" for kind, count in report.trainable.items()))
+    ratio = report.float_bytes / report.packed_bytes
+    table.add_row("size", f"{_megabytes(report.float_bytes)} as float32, {_megabytes(report.packed_bytes)} packed ({ratio:.0f}× smaller)")
+    return table
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f} MB" if count >= 10**5 else f"{count / 1e3:,.1f} kB"

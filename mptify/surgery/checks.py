@@ -1,0 +1,173 @@
+"""The invariants of the design (section 4), checked on a ticket model from the outside.
+
+Nothing here asks the plan: graphs are walked and forward passes watched on their own account.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from mptify.layers import ChannelBatchNorm, ScalarBatchNorm, Sign, Ticketed, TokenBatchNorm
+from mptify.surgery.rewrite import TicketGraph, parameter_kinds
+
+__all__ = ["unnormalised_signs", "real_inputs", "watch_inputs", "wrongly_trainable", "bad_gradients"]
+
+_CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+_TRANSPARENT_MODULES = (
+    nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd, nn.Flatten, nn.Upsample, nn.PixelShuffle, nn.ChannelShuffle,
+)  # fmt: skip
+
+
+def unnormalised_signs(model: nn.Module) -> list[str]:
+    """I2: the signs that are fed by something else than a batch-normalised value."""
+    bad = []
+    in_graphs: set[int] = set()
+    for path, part in model.named_modules():
+        if isinstance(part, TicketGraph):
+            for graph in part._graphs.values():
+                for node in graph.nodes:
+                    module = part.get_submodule(node.target) if node.op == "call_module" else None
+                    if isinstance(module, Sign):
+                        in_graphs.add(id(module))
+                        if not _normalised(node.all_input_nodes[0], part):
+                            bad.append(f"{path}.{node.target}".lstrip("."))
+        if isinstance(part, Ticketed) and part.before is not None:
+            norm, sign = part.before
+            in_graphs.add(id(sign))
+            if not _is_batchnorm(norm):
+                bad.append(path)
+    bad += [path for path, part in model.named_modules() if isinstance(part, Sign) and id(part) not in in_graphs]
+    return bad
+
+
+def _is_batchnorm(module: Any) -> bool:
+    known = (nn.modules.batchnorm._BatchNorm, ChannelBatchNorm, TokenBatchNorm, ScalarBatchNorm)
+    return isinstance(module, known) or type(module).__name__.startswith("FrozenBatchNorm")
+
+
+def _normalised(node: fx.Node, root: nn.Module) -> bool:
+    """Whether the ways up from `node`, through sums, pools and reshapes, end at BatchNorms and signs, and one at a BatchNorm."""
+    ends = _ends_above(node, root)
+    return "other" not in ends and "batchnorm" in ends
+
+
+def _ends_above(node: fx.Node, root: nn.Module) -> set[str]:
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        if _is_batchnorm(module):
+            return {"batchnorm"}
+        if isinstance(module, Sign):
+            return {"sign"}
+        stochastic = type(module).__name__ in ("DropPath", "StochasticDepth", "DropBlock2d")
+        if not isinstance(module, _TRANSPARENT_MODULES) and not stochastic and "Pool" not in type(module).__name__:
+            return {"other"}
+    elif node.op not in ("call_function", "call_method") or _name(node) not in _KEEPING:
+        return {"other"}
+    inputs = [one for one in node.all_input_nodes if _is_value(one)]
+    return set().union(*(_ends_above(one, root) for one in inputs)) if inputs else {"other"}
+
+
+def _is_value(node: fx.Node) -> bool:
+    """Not a size or another number on the side."""
+    return not (_name(node) in ("size", "shape", "floordiv", "getattr", "mul", "sub", "dim", "len") or _of_shape(node))
+
+
+def _of_shape(node: fx.Node) -> bool:
+    return _name(node) == "getitem" and bool(node.all_input_nodes) and _name(node.all_input_nodes[0]) in ("size", "getattr")
+
+
+_KEEPING = {
+    "add", "iadd", "sub", "cat", "concat", "stack", "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze",
+    "expand", "contiguous", "clone", "chunk", "split", "unbind", "getitem", "roll", "mean", "dropout", "pad", "interpolate", "max_pool1d",
+    "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool3d", "repeat", "flip", "select",
+    "to", "tensor_split", "narrow", "window_partition", "window_reverse", "amax", "adaptive_max_pool2d", "unfold", "movedim", "channel_shuffle", "index_select", "t",
+    "pixel_shuffle", "pixel_unshuffle", "repeat_interleave", "swapaxes", "expand_as", "type_as", "float",
+}  # fmt: skip
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    return (target if isinstance(target, str) else getattr(target, "__name__", "")).rstrip("_")
+
+
+@contextmanager
+def watch_inputs(report: Callable[[Any, Tensor], None]) -> Iterator[None]:
+    """Call `report(layer, input)` for every conv or linear operation that runs with a ticket's weight."""
+    made: dict[int, tuple[Any, Tensor]] = {}
+    original = Ticketed._compute_weight
+
+    def remembering(self: Any, scaled: bool) -> Tensor:
+        weight = original(self, scaled)
+        made[id(weight)] = (self, weight)  # held, so that no other tensor can get this id
+        return weight
+
+    class Watcher(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if function in _CONTRACTIONS:
+                weight = args[1] if len(args) > 1 else kwargs.get("weight")
+                if id(weight) in made:
+                    report(made[id(weight)][0], args[0] if args else kwargs["input"])
+            return function(*args, **kwargs)
+
+    Ticketed._compute_weight = remembering  # type: ignore[method-assign]
+    try:
+        with Watcher():
+            yield
+    finally:
+        Ticketed._compute_weight = original  # type: ignore[method-assign]
+
+
+def real_inputs(model: nn.Module, run: Callable[[], Any]) -> tuple[set[str], set[str]]:
+    """I1: which ticket layers `run()` executed, and which of them saw an input other than -1 and +1."""
+    ran: set[str] = set()
+    real: set[str] = set()
+
+    def look(layer: Any, value: Tensor) -> None:
+        ran.add(layer.ticket_name)
+        if not bool((value.detach().abs() == 1).all()):
+            real.add(layer.ticket_name)
+
+    with watch_inputs(look):
+        run()
+    return ran, real
+
+
+def wrongly_trainable(model: nn.Module) -> list[str]:
+    """I4, first half: parameters that require grad against the spec, or don't although it names them."""
+    spec = model.ticket_plan.spec
+    wanted = {
+        "scores": True,
+        "frozen": False,
+        "norm": spec.learn_bn,
+        "bias": spec.bias == "learn",
+        "other": spec.other == "learn",
+        "dense": True,
+    }
+    kinds = parameter_kinds(model)
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad != wanted[kinds[name]]]
+
+
+def bad_gradients(model: nn.Module) -> dict[str, str]:
+    """I4, second half: the layers whose scores have no gradient, a zero one, or one that isn't finite."""
+    bad = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Ticketed):
+            grad = module.scores.grad
+            if grad is None:
+                bad[name] = "none"
+            else:
+                largest = float(grad.abs().max())  # NaN if any is
+                if not math.isfinite(largest):
+                    bad[name] = "not finite"
+                elif largest == 0:
+                    bad[name] = "zero"
+    return bad
