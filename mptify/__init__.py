@@ -2,13 +2,14 @@
 
 from mptify.errors import BadSpec, CannotConvert, LeftDense, MptifyError, NothingToConvert, UnknownModel
 from mptify.layers import Sign, TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
+from mptify.reporting import Report, report
 from mptify.spec import TicketSpec
 from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "transform", "plan", "ticket_layers", "register", "Handler", "Plan", "TicketSpec",
+    "transform", "plan", "ticket_layers", "report", "register", "Report", "Handler", "Plan", "TicketSpec",
     "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear", "Sign",
     "MptifyError", "BadSpec", "UnknownModel", "NothingToConvert", "CannotConvert", "LeftDense",
 ]  # fmt: skip

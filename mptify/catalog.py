@@ -150,9 +150,15 @@ def example_inputs(entry: Entry, model: nn.Module, size: int | None = None, in_c
         return (images(4, in_chans if in_chans != 3 else channels, size or height, size or width),)
     kind = torchvision_kind(entry.name)
     if kind == "detection":
-        targets = [{"boxes": torch.tensor([[4.0, 4.0, 60.0, 60.0]]), "labels": torch.tensor([1]),
-                    "masks": torch.ones(1, 96, 96, dtype=torch.uint8), "keypoints": torch.full((1, 17, 3), 30.0)} for _ in range(4)]  # fmt: skip
-        return list(images(4, 3, 96, 96)), targets
+        sides = (8, 20, 36, 52, 68, 96)  # something for every level of a feature pyramid
+        target = {
+            "boxes": torch.tensor([[0.0, 0.0, side, side] for side in sides]),
+            "labels": torch.ones(len(sides), dtype=torch.int64),
+            "masks": torch.ones(len(sides), 96, 96, dtype=torch.uint8),
+            "keypoints": torch.full((len(sides), 17, 3), 4.0),
+        }
+        targets = [dict(target) for _ in range(2)]
+        return list(images(2, 3, 96, 96)), targets
     if kind == "optical_flow":
         return images(2, 3, 128, 128), images(2, 3, 128, 128)
     if kind == "video":

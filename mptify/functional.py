@@ -57,11 +57,11 @@ def select_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
         return survivors(signs, select_mask(scores, kept))
     magnitudes = flat.view(torch.int32) & _MAGNITUDE_BITS
     threshold = _kth_largest(magnitudes, kept)
-    if 0 < threshold < _INFINITY_BITS:
+    if 0 < threshold < _INFINITY_BITS and not math.isnan(flat.sum()):  # hardshrink and sign lose a NaN
         below = float(np.array(threshold - 1, np.int32).view(np.float32))
         sparse = F.hardshrink(flat, below).sign_()
         if int(sparse.count_nonzero()) == kept:
-            return torch.copysign(sparse.view(scores.shape), signs)
+            return torch.copysign(sparse.view(scores.shape), signs + 0.0)
     return survivors(signs, _mask_at(magnitudes, threshold, kept).view(scores.shape))
 
 
@@ -163,7 +163,7 @@ class _TicketWeight(torch.autograd.Function):
         ctx.score_grad, ctx.divide = score_grad, weight_bits == 1 and not scaled
         if weight_bits == 32:
             return survivors * weight.abs()
-        return survivors * gain if scaled else survivors.detach()
+        return survivors * gain if scaled else survivors.clone()
 
     @staticmethod
     def backward(ctx, grad):

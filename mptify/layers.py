@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 import re
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mptify import functional, randomness
+from mptify.errors import CannotConvert
 from mptify.spec import TicketSpec
 
 __all__ = [
@@ -36,7 +39,6 @@ class Ticketed:
     """
 
     ticket_name: str
-    kept: int
     weight_bits: int
     activation_bits: int
     score_grad: str
@@ -83,9 +85,9 @@ class Ticketed:
         self.ticket_name = name
         self.weight_bits, self.activation_bits = spec.weight_bits, spec.activation_bits
         self.score_grad = spec.score_grad
-        self.kept = functional.kept_count(weight.numel(), prune)
         self.before = None
         self.threshold = None
+        self.kept = functional.kept_count(weight.numel(), prune)
         self.compute_dtype = weight.dtype
         self._escapes = False
         self._parameters["offset"] = None
@@ -158,8 +160,10 @@ class Ticketed:
 
     def _live(self) -> tuple[Tensor, Tensor]:
         r"""$M \odot B$ and the gain, up to date."""
-        if torch.compiler.is_exporting():
-            return self._survivors, self._gain  # a snapshot: `eval()` and every forward pass leave them fresh
+        if torch.compiler.is_exporting():  # what is exported is a snapshot, taken by `eval()`
+            if self._survivors is None or self._gain is None:
+                raise CannotConvert(f"{self.ticket_name}: call eval() on the model before exporting it, so that its mask is settled.")
+            return self._survivors, self._gain
         if torch.compiler.is_compiling() and self.threshold is None:
             survivors = functional.traceable_survivors(self.scores, self.frozen, self.kept)
             return survivors, self._gain_of(survivors)
@@ -181,17 +185,23 @@ class Ticketed:
         if self.threshold is not None:
             self.threshold.refresh_()
             return
-        state = self._state()
-        if state != self._seen:
-            self._set_survivors(functional.select_survivors(self.scores, self.frozen, self.kept))
+        if not self._is_fresh():
+            with torch.inference_mode(False):
+                self._set_survivors(functional.select_survivors(self.scores, self.frozen, self.kept))
+
+    def _is_fresh(self) -> bool:
+        if self._seen is None or self.scores.is_inference():
+            return False
+        return self._seen[0]() is self.scores and self._seen[1:] == self._state()
 
     def _state(self) -> tuple:
         kept = self.kept if self.threshold is None else self.threshold.kept
-        return id(self.scores), self.scores._version, self.scores.device, kept
+        version = None if self.scores.is_inference() else self.scores._version
+        return version, self.scores.data_ptr(), self.scores.device, kept
 
     def _set_survivors(self, survivors: Tensor) -> None:
         self._survivors, self._gain = survivors, self._gain_of(survivors)
-        self._seen = self._state()
+        self._seen = (weakref.ref(self.scores), *self._state())
 
     def set_prune_(self, prune: float) -> None:
         """Remove another fraction from now on (a prune schedule's step)."""
@@ -199,6 +209,18 @@ class Ticketed:
             self.threshold.set_prune_(prune)
         else:
             self.kept = functional.kept_count(self.count, prune)
+        self._refresh_in_eval()
+
+    @property
+    def kept(self) -> int:
+        """How many weights survive."""
+        if self.threshold is not None:
+            self.threshold.refresh_()
+        return self._kept
+
+    @kept.setter
+    def kept(self, kept: int) -> None:
+        self._kept = kept
 
     def train(self, mode: bool = True) -> Any:
         if not mode:
@@ -207,7 +229,7 @@ class Ticketed:
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Scores and frozen weights are float32 masters: `.half()` changes what is computed in, never them.
-        masters = (self.scores, self.frozen)
+        masters = (self.scores, self.frozen, self.scores.grad)
 
         def keeping_masters_wide(tensor: Tensor) -> Tensor:
             applied = fn(tensor)
@@ -218,7 +240,16 @@ class Ticketed:
 
         super()._apply(keeping_masters_wide, recurse)  # type: ignore[misc]
         self._forget()
+        self._refresh_in_eval()
         return self
+
+    def _refresh_in_eval(self) -> None:
+        if not self.training and not self.scores.is_meta and self.threshold is None:
+            self.refresh_()
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
+        self._refresh_in_eval()
 
     def __getstate__(self) -> dict:
         # Caches stay behind; ids and version counters of another object mean nothing in a copy.
@@ -226,6 +257,7 @@ class Ticketed:
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
+        self._refresh_in_eval()
 
     def __reduce__(self) -> Any:
         base = type(self) if type(self).__module__ != _DYNAMIC_MODULE else type(self).__mro__[2]
@@ -242,7 +274,7 @@ class Ticketed:
         if self.gain_outside:
             y = y * self._live()[1].to(y.dtype)
             if self.offset is not None:
-                y = y + _along(self.offset, y, self.channel_axis)
+                y = y + _along(self.offset, self).to(y.dtype)
         return y
 
     channel_axis = 1
@@ -265,8 +297,8 @@ def _empty_ticket(base: type, weight_name: str) -> Any:
     return cls.__new__(cls)
 
 
-def _along(vector: Tensor, y: Tensor, axis: int) -> Tensor:
-    return vector if axis == -1 else vector.view(-1, *[1] * (y.dim() - 2 if y.dim() > 2 else 0))
+def _along(vector: Tensor, layer: Any) -> Tensor:
+    return vector if layer.channel_axis == -1 else vector.view(-1, *[1] * (layer.frozen.dim() - 2))
 
 
 def _frozen(weight: Tensor, spec: TicketSpec, name: str, fan_in: int, prune: float) -> Tensor:
@@ -318,7 +350,7 @@ class TicketLinear(Ticketed, nn.Linear):
 class TicketParameter(Ticketed, nn.Module):
     """The ticket of a bare parameter: of one that its owner hands to `F.linear` or `F.conv*` itself.
 
-    The owner keeps its class and reads the parameter by its old name; calling this module runs the operation.
+    The owner keeps its class and reads the parameter by its old name; calling this module runs the operation of that name.
     """
 
     bias = None
@@ -328,8 +360,8 @@ class TicketParameter(Ticketed, nn.Module):
         self._set_up(parameter, spec, name, fan_in)
         self.channel_axis = axis
 
-    def forward(self, x: Tensor, function: Any = F.linear, *args: Any, **kwargs: Any) -> Tensor:
-        return apply_weight(self, function, x, None, *args, **kwargs)
+    def forward(self, x: Tensor, function: str = "linear", *args: Any, **kwargs: Any) -> Tensor:
+        return apply_weight(self, getattr(F, function), x, None, *args, **kwargs)
 
 
 _STATIC: dict[type, type] = {
@@ -359,6 +391,15 @@ def ticket_class(layer_type: type, weight_name: str = "weight") -> type:
         _DYNAMIC[key] = type(f"Ticket{layer_type.__name__}", (Ticketed, layer_type), body)
     return _DYNAMIC[key]
 
+
+def _notice_fused_step(optimizer: Any, *_: Any) -> None:
+    """A fused optimizer changes the scores without raising their version, by which a layer knows its mask is stale."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            torch.autograd.graph.increment_version(group["params"])
+
+
+register_optimizer_step_post_hook(_notice_fused_step)
 
 # -- weights that leave their layer ------------------------------------------------------------------------------------
 
@@ -400,7 +441,7 @@ def apply_weight(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *arg
     if not layer.gain_outside:
         return function(x, weight, bias, *args, **kwargs)
     y = layer._finish(function(x, weight, None, *args, **kwargs))
-    return y if bias is None else y + _along(bias, y, layer.channel_axis)
+    return y if bias is None else y + _along(bias, layer).to(y.dtype)
 
 
 # -- one threshold for all ---------------------------------------------------------------------------------------------
@@ -427,20 +468,24 @@ class SharedThreshold:
 
     def _owners(self) -> list:
         """The layers without those whose scores are another's."""
-        return list({id(layer.scores): layer for layer in reversed(self.layers)}.values())[::-1]
+        owners: dict = {}
+        for layer in self.layers:
+            owners.setdefault(id(layer.scores), layer)
+        return list(owners.values())
 
     def _floor_of(self, layer: Any) -> int:
         return max(1, math.ceil(layer.count * self.floor))
 
+    @torch.inference_mode(False)
     def refresh_(self) -> None:
         """Rank again if the scores of any layer changed since the last time."""
-        if all(layer._seen == layer._state() for layer in self.layers):
+        if all(layer._is_fresh() for layer in self.layers):
             return
         ranked = []
         for layer in self._owners():
             magnitudes = layer.scores.detach().abs().contiguous().view(-1)
             safe = functional.select_mask(magnitudes, self._floor_of(layer))
-            ranked.append(magnitudes.masked_fill(safe, torch.inf).to(self.layers[0].scores.device))
+            ranked.append(magnitudes.nan_to_num(torch.inf, torch.inf).masked_fill(safe, torch.nan).to(self.layers[0].scores.device))
         mask = functional.select_mask(torch.cat(ranked), self.kept)
         parts = dict(zip((id(layer.scores) for layer in self._owners()), mask.split([len(r) for r in ranked]), strict=True))
         for layer in self.layers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
@@ -16,6 +17,7 @@ from xml.sax.saxutils import escape
 
 from torch import Tensor, fx, nn
 
+from mptify.errors import MptifyError
 from mptify.layers import ChannelBatchNorm, ScalarBatchNorm, Sign, Ticketed, TicketParameter, TokenBatchNorm
 from mptify.surgery import Plan, handlers, ticket_layers
 from mptify.surgery.facts import node_kind
@@ -31,7 +33,9 @@ _ROLES = {  # role -> fill, stroke, words in the legend
     "pool": ("#ede9fe", "#6d28d9", "moved pool"),
     "dense": ("#d1d5db", "#1f2937", "left dense"),
     "plain": ("#ffffff", "#9ca3af", "untouched"),
+    "guess": ("none", "#6b7280", "next in code that can't be traced"),
 }
+_DASHED = ' stroke-dasharray="4 3"'
 _SYMBOLS = {"add": "+", "iadd": "+", "sub": "−", "mul": "×", "imul": "×", "matmul": "@", "scaled_dot_product_attention": "attention"}
 _SHOWN = re.compile("norm|pool|activation|attention|softmax|^mean$")  # of the operations on a single value
 _ABOUT = {"getattr", "size", "dim", "numel", "len", "eq", "ne"}  # what says something about a value, and carries none of it on
@@ -43,6 +47,8 @@ _CHAIN = 22  # boxes of a plain chain that stay in one block
 
 def draw(model: nn.Module) -> str:
     """The SVG text of a ticket model, as `mptify.transform` returns it; the same model gives the same text."""
+    if not hasattr(model, "ticket_plan"):
+        raise MptifyError(f"draw() takes a ticket model, as mptify.transform() returns it; this {type(model).__name__} has no plan.")
     walk = _Walk(model)
     walk.module("", model, [])
     walk.rest()
@@ -121,13 +127,14 @@ class _Walk:
         kind = type(layer).__name__.removeprefix("Ticket").replace("NonDynamicallyQuantizable", "").replace("Parameter", "weight")
         if not isinstance(layer, Ticketed):
             weight = layer if isinstance(layer, Tensor) else getattr(layer, handlers.find(layer).weight)  # type: ignore[union-attr]
-            return self.add(name, "dense", [f"{kind} {_shape(weight)}", self.reasons.get(name, "dense")], sources)
+            return self.add(name, "dense", [f"{kind} {_shape(weight.shape)}", self.reasons.get(name, "dense")], sources)
         if layer.before is not None:
             sources = self.add(f"{name}_input_norm", "norm", [_norm_text(layer.before[0])], sources)  # type: ignore[index]
             sources = self.add(f"{name}_input_sign", "edge", ["Sign"], sources)
-        detail = [f"{kind} {_shape(layer.frozen)}", f"keeps {100 * layer.kept / layer.count:.3g}% of {_count(layer.count)}"]
-        if self.planned[name].before in ("pixels", "pooled features"):
-            detail.append(f"reads {self.planned[name].before}")
+        planned = self.planned.get(name, self.planned[layer.ticket_name])
+        detail = [f"{kind} {_shape(planned.shape)}", f"keeps {100 * layer.kept / layer.count:.3g}% of {_count(layer.count)}"]
+        if planned.before in ("pixels", "pooled features"):
+            detail.append(f"reads {planned.before}")
         return self.add(name, "ticket", detail, sources)
 
     def attention(self, path: str, module: nn.MultiheadAttention, sources: list[_Box]) -> list[_Box]:
@@ -236,13 +243,13 @@ def _norm_text(module: Any) -> str:
     return "BatchNorm over all" if isinstance(module, ScalarBatchNorm) else f"BatchNorm {getattr(module, 'norm', module).num_features}"
 
 
-def _shape(tensor: Any) -> str:
-    return "×".join(str(size) for size in tensor.shape)
+def _shape(sizes: Iterable[int]) -> str:
+    return "×".join(str(size) for size in sizes)
 
 
 def _count(number: int) -> str:
     units = ((10**9, " G"), (10**6, " M"), (10**3, " k"))
-    return next((f"{number / size:.3g}{unit}" for size, unit in units if number >= size), str(number))
+    return next((f"{number / size:.3g}{unit}" for size, unit in units if number >= 0.9995 * size), str(number))
 
 
 def _join(path: str, name: str) -> str:
@@ -298,7 +305,8 @@ def _are_numbered(runs: list[tuple[str, list[_Box]]], boxes: list[_Box]) -> bool
     """Whether these are blocks in a row: names that differ in a number, most layers among them, each reading the one before."""
     stems = {re.sub(r"\d+$", "", path) for path, _ in runs}
     layers = [box for _, run in runs for box in run if box.is_layer]
-    chained = all(any(source in above for box in run for source in box.sources) for (_, above), (_, run) in pairwise(runs))
+    orders = [(above[0].order, run) for (_, above), (_, run) in pairwise(runs)]
+    chained = all(any(start <= source.order < run[0].order for box in run for source in box.sources) for start, run in orders)
     alone = len(runs) == 1 and len(runs[0][1]) < len(boxes)
     return chained and not alone and len(stems) == 1 and runs[0][0] not in stems and 2 * len(layers) > sum(box.is_layer for box in boxes)
 
@@ -371,7 +379,9 @@ def _arrange(block: _Block) -> None:
         box.height = len(lines) * _LINE + 8
         inside = [source for source in box.sources if box.role != "entry"]
         free = [n for n, lane in enumerate(lanes) if lane[-1] in inside]
-        free += [n for n, lane in enumerate(lanes) if last_read.get(lane[-1], -1) < number]
+        start = min((one.bottom for one in inside), default=math.inf)
+        ends = [last_read.get(lane[-1], block.boxes.index(lane[-1])) for lane in lanes]  # a lane is busy until its value is read
+        free += [n for n, end in enumerate(ends) if end < number and block.boxes[end].bottom <= start]
         box.lane = next(iter(free), len(lanes))
         lanes[box.lane :] = lanes[box.lane :] or [[]]
         box.y = max((one.bottom + _GAP for one in (*inside, *lanes[box.lane][-1:])), default=_LINE + 20)
@@ -398,14 +408,15 @@ def _widen(block: _Block, lane: list[_Box], left: float) -> float:
 
 
 def _place(blocks: list[_Block]) -> None:
-    """Columns from left to right: one for a stage of several blocks; stages of one block share theirs."""
+    """Columns from left to right: one for a stage of several blocks; stages of one block share theirs, and what has no layer joins in."""
     sizes = Counter(block.stage for block in blocks)
     columns: list[list[_Block]] = []
     for block in blocks:
         before = columns[-1][-1] if columns else block
         single = before.stage and block.stage and sizes[before.stage] == sizes[block.stage] == 1
         tall = sum(one.height + _GAP for one in (*columns[-1:], [])[0]) + block.height > _TALLEST
-        if columns and (single or before.stage == block.stage) and not tall:
+        small = not any(box.is_layer for box in block.boxes)
+        if columns and (single or small or before.stage == block.stage) and not tall:
             columns[-1].append(block)
         else:
             columns.append([block])
@@ -459,13 +470,15 @@ font-family="ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace" font-
 def _legend(walk: _Walk, width: float) -> tuple[str, float]:
     """One swatch per role that occurs, with how often; and where the picture below it may begin."""
     counts = Counter(role for role, _ in {(box.role, box.path) for box in walk.boxes})
+    counts["guess"] = sum(box.guessed for box in walk.boxes)
     text, x, y = "", 0.0, 52
     for role, (fill, stroke, words) in _ROLES.items():
         if counts[role]:
             label = f"{words} ({counts[role]})"
             if x + len(label) * _CHARACTER + 24 > width:
                 x, y = 0.0, y + 22
-            text += f'<rect x="{x:.1f}" y="{y}" width="16" height="14" rx="3" fill="{fill}" stroke="{stroke}"/>'
+            paint = f'fill="{fill}" stroke="{stroke}"' + (_DASHED if role == "guess" else "")
+            text += f'<rect x="{x:.1f}" y="{y}" width="16" height="14" rx="3" {paint}/>'
             text += f'<text class="legend" x="{x + 22:.1f}" y="{y + 11}">{label}</text>'
             x += len(label) * _CHARACTER + 46
     return text, y + 34
@@ -494,20 +507,21 @@ def _drawn(box: _Box, block: _Block) -> str:
 def _edge(source: _Box, box: _Box, home: dict[_Box, _Block]) -> str:
     block, other = home[box], home[source]
     fork, side = source.bottom + 6, box.y + box.height / 2
+    joins = source.lane != box.lane and any(one.lane == box.lane for one in box.sources)
     end = (box.x, side)
     if other is not block and other.x == block.x and other.y < block.y:  # from the block above
         corners, end = [(source.middle, block.y - _GAP / 2), (box.middle, block.y - _GAP / 2)], (box.middle, box.y)
     elif other is not block:  # from another column, through the channel between the two
         below, channel = other.bottom + 8, block.x - 1.5 * _GAP
         corners = [(source.middle, below), (channel, below), (channel, side)]
-    elif (source, box) in block.skips:
-        track = min(one.x for one in block.boxes if one.lane == box.lane) - 8 - block.skips[source, box] * _TRACK
+    elif (source, box) in block.skips or (joins and any(one.lane == source.lane and source.y < one.y < side for one in block.boxes)):
+        track = min(one.x for one in block.boxes if one.lane == box.lane) - 8 - block.skips.get((source, box), 0) * _TRACK
         corners = [(source.middle, fork), (track, fork), (track, side)]
-    elif source.lane != box.lane and any(one.lane == box.lane for one in box.sources):  # a branch ends
+    elif joins:  # the end of a branch
         corners, end = [(source.middle, side)], (box.x + (box.width if source.lane > box.lane else 0), side)
     else:  # the box below, or a branch's first
         corners, end = [(source.middle, fork), (box.middle, fork)] if source.lane != box.lane else [], (box.middle, box.y)
-    dashes = ' stroke-dasharray="4 3"' if box.guessed else ""
+    dashes = _DASHED if box.guessed else ""
     path = _rounded([(source.middle, source.bottom), *corners, end])
     return f'<path d="{path}" fill="none" stroke="#6b7280"{dashes} marker-end="url(#tip)"/>'
 

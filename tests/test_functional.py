@@ -200,6 +200,12 @@ def test_survivors_of_special_scores(special, kept):
     np.testing.assert_array_equal(found.numpy(), slow_survivors(scores, weight, kept))
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+def test_a_nan_survives_before_scores_that_tie(kept):
+    found = functional.select_survivors(torch.tensor([1.0, 1.0, 1.0, 1.0, math.nan]), torch.ones(5), kept)
+    assert found.tolist() == [1.0] * (kept - 1) + [0.0] * (5 - kept) + [1.0]
+
+
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_survivors_of_weight_zero_count_as_plus_one(kept):
     found = functional.select_survivors(torch.tensor([3.0, -2.0, 1.0]), torch.tensor([-0.0, 0.0, -0.0]), kept)

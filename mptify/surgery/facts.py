@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
+from torch.nn import functional as F
 
 from mptify.surgery import handlers
 
-__all__ = ["Fact", "node_kind", "walk", "sources"]
+__all__ = ["CONTRACTIONS", "Fact", "argument", "node_kind", "walk"]
+
+CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,6 @@ def _probability(node: fx.Node) -> Any:
     return node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
 
 
-def sources(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose values enter this one, in order; parameters and constants included."""
-    return list(node.all_input_nodes)
-
-
 def walk(
     graph: fx.Graph, root: nn.Module, pixels: bool, binary: Callable[[fx.Node], bool], passing: Collection[fx.Node] = ()
 ) -> dict[fx.Node, Fact]:
@@ -123,9 +121,14 @@ def walk(
         if node.op == "placeholder":
             facts[node] = Fact(pixels=pixels and not node.args)
         else:
-            inputs = [facts[one] for one in sources(node) if one.op != "get_attr" or len(sources(node)) == 1]
+            inputs = [facts[one] for one in node.all_input_nodes if one.op != "get_attr" or len(node.all_input_nodes) == 1]
             passes = node in passing and inputs
-            facts[node] = inputs[0] if passes else _rule(node, module, node_kind(node, module), inputs, binary)
+            if passes:
+                facts[node] = inputs[0]
+            elif node.op == "call_function" and node.target in CONTRACTIONS:
+                facts[node] = _after_functional(node, root)
+            else:
+                facts[node] = _rule(node, module, node_kind(node, module), inputs, binary)
     return facts
 
 
@@ -168,6 +171,21 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Cal
     if inputs and all(fact.pixels for fact in inputs):
         return Fact(pixels=True)
     return Fact(pooled=first.pooled)
+
+
+def _after_functional(node: fx.Node, root: nn.Module) -> Fact:
+    """`F.linear` or `F.conv*` called on a parameter: its first dimension counts the outputs."""
+    axis = -1 if node.target is F.linear else 1
+    weight = argument(node, 1, "weight")
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr":
+        return Fact(axis=axis)
+    owner, _, name = str(weight.target).rpartition(".")
+    return Fact(getattr(root.get_submodule(owner), name).shape[0], axis)
+
+
+def argument(node: fx.Node, position: int, name: str) -> Any:
+    """An argument of a call, however it was passed."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
 def _after_norm(module: Any, first: Fact) -> Fact:

@@ -23,12 +23,10 @@ from mptify.errors import BadSpec, LeftDense, NothingToConvert
 from mptify.functional import kept_count
 from mptify.spec import TicketSpec
 from mptify.surgery import handlers
-from mptify.surgery.facts import Fact, node_kind, walk
+from mptify.surgery.facts import CONTRACTIONS, Fact, argument, node_kind, walk
 from mptify.surgery.trace import Region, Traced
 
 __all__ = ["Plan", "PlannedLayer", "LeftLayer", "RegionEdits", "NormBefore", "make_plan"]
-
-CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
 
 
 @dataclass(frozen=True)
@@ -305,8 +303,8 @@ class _Planner:
                     continue
                 weight = self.found[name]
                 for user in node.users:
-                    if user.op == "call_function" and user.target in CONTRACTIONS and _argument(user, 1, "weight") is node:
-                        yield _Read(user, name, _argument(user, 0, "input"), weight.axis, weight.inputs, functional=True)
+                    if user.op == "call_function" and user.target in CONTRACTIONS and argument(user, 1, "weight") is node:
+                        yield _Read(user, name, argument(user, 0, "input"), weight.axis, weight.inputs, functional=True)
                     elif user.op != "output" and not _only_looks(user):
                         yield _Read(user, name, None, weight.axis, weight.inputs, functional=True)
 
@@ -423,10 +421,6 @@ def _input(node: fx.Node) -> Any:
     return next((one for one in node.all_input_nodes), None)
 
 
-def _argument(node: fx.Node, position: int, name: str) -> Any:
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
-
-
 def _only_looks(node: fx.Node) -> bool:
     """Whether the user of a weight reads nothing but its type or shape."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getattr"
@@ -503,7 +497,7 @@ def _bare_parameters(traced: Traced) -> Iterable[tuple[str, FoundWeight]]:
             for node in graph.nodes:
                 if node.op != "call_function" or node.target not in CONTRACTIONS:
                     continue
-                weight = _argument(node, 1, "weight")
+                weight = argument(node, 1, "weight")
                 if not isinstance(weight, fx.Node) or weight.op != "get_attr":
                     continue
                 owner, _, attribute = str(weight.target).rpartition(".")

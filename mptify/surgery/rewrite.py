@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from mptify.errors import MptifyError
 from mptify.layers import ChannelBatchNorm, ScalarBatchNorm, SharedThreshold, Sign, Ticketed, TicketParameter, TokenBatchNorm
 from mptify.spec import TicketSpec
 from mptify.surgery import handlers
@@ -39,6 +40,9 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
                 _replace_everywhere_(model, {id(model.get_submodule(region.path)): graph})
             else:
                 model = graph
+    for layer in layers.values():
+        if layer.before is not None:
+            layer.before.train(layer.training)
     if spec.init != "keep":
         _reset_norms_(model)
     if spec.scope == "global":
@@ -108,6 +112,8 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
     _replace_everywhere_(model, swaps)
     for owner_name, parameters in bare.items():
         owner = model.get_submodule(owner_name)
+        for ticket in parameters.values():
+            ticket.train(owner.training)
         if isinstance(owner, nn.MultiheadAttention):
             TicketMultiheadAttention.take_over_(owner, parameters)
         else:
@@ -152,6 +158,7 @@ def _owner_class(base: type, attributes: tuple[str, ...]) -> type:
         }
         body["__reduce__"] = lambda self: (_empty_owner, (base, attributes), self.__dict__)
         body["__module__"] = base.__module__
+        body["original_type"] = base
         _OWNER_CLASSES[key] = type(base.__name__, (base,), body)
     return _OWNER_CLASSES[key]
 
@@ -274,7 +281,7 @@ class _GraphEditor:
         ticket = self.layers[layer]
         with self.graph.inserting_before(node):
             if isinstance(ticket, TicketParameter):
-                call = self.graph.call_module(f"{relative}_ticket", (given["input"], node.target, *rest), options)
+                call = self.graph.call_module(f"{relative}_ticket", (given["input"], node.target.__name__, *rest), options)
             else:
                 call = self.graph.call_module(relative, (given["input"],))
             bias = given.get("bias")
@@ -345,7 +352,7 @@ class TicketGraph(fx.GraphModule):
             if not name.startswith("_") and name != "training" and not hasattr(module, name):
                 setattr(module, name, value)
                 module.remember(name)
-        module._bind_methods(type(root))
+        module._bind_methods(getattr(type(root), "original_type", type(root)))
         module.train(root.training)
         for part, source in _pairs(module, root):
             part.training = source.training
@@ -383,6 +390,11 @@ class TicketGraph(fx.GraphModule):
         copied._bind_methods(self.original_type)
         copied.__dict__["training"] = self.training
         return copied
+
+    def __reduce__(self) -> Any:
+        if len(self._graphs) > 1:
+            raise MptifyError("A model that runs differently in train() and eval() can't be pickled whole; save its state_dict() instead.")
+        return super().__reduce__()
 
 
 def _copy_into_(module: nn.Module, root: nn.Module, target: str) -> None:

@@ -12,7 +12,7 @@ import inspect
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +80,8 @@ def share_copy(model: nn.Module) -> nn.Module:
         memo[id(tensor)] = tensor
         if tensor.grad is not None:
             memo[id(tensor.grad)] = tensor.grad
+    for module in model.modules():  # results that hooks left behind, which deepcopy refuses
+        memo.update((id(value), value) for value in module.__dict__.values() if isinstance(value, torch.Tensor))
     return copy.deepcopy(model, memo)
 
 
@@ -220,7 +222,7 @@ def _mode_watched(module: nn.Module, training: bool) -> Iterator[list[str]]:
 class RegionTracer(fx.Tracer):
     """fx's tracer with every layer, norm and regularizer as a leaf, whatever package its class comes from."""
 
-    def __init__(self, opaque: set[type]):
+    def __init__(self, opaque: Collection[type] = ()):
         modules, functions = _timm_notrace()
         super().__init__(autowrap_modules=(math,), autowrap_functions=functions, param_shapes_constant=True)
         self.opaque = (*modules, *opaque)

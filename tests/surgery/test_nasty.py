@@ -1,0 +1,223 @@
+"""The invariants of the design on hand-made networks, each with one nasty habit."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, parametrizations
+
+import mptify
+from mptify.catalog import training_loss
+from mptify.surgery.checks import bad_gradients, real_inputs, unnormalised_signs, wrongly_trainable
+from tests.nets import NASTY, FunctionalEverything, TiedWeights, TrainOnlyBranch, UsedTwice, images
+
+MODES = ["1/32", "1/1", "32/32", "32/1"]
+EXEMPT = ("pixels", "pooled features")
+
+
+@pytest.fixture(params=NASTY, ids=str)
+def net(request):
+    return NASTY[request.param]()
+
+
+def seeded(model, x):
+    torch.manual_seed(3)
+    return model(x)
+
+
+def same(ours, theirs):
+    ours, theirs = ([one] if isinstance(one, torch.Tensor) else list(one) for one in (ours, theirs))
+    return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True) if a is not None)
+
+
+@pytest.mark.parametrize("bits", MODES)
+def test_every_layer_but_the_exempt_sees_only_signs_and_all_scores_get_gradients(net, bits):
+    ticketed = mptify.transform(net, bits=bits, prune=0.5).train()
+    outputs = []
+    ran, real = real_inputs(ticketed, lambda: outputs.append(ticketed(images())))
+    assert ran
+    if bits.endswith("/1"):
+        exempt = {layer.name for layer in ticketed.ticket_plan.layers if layer.before in EXEMPT}
+        assert real <= exempt
+    assert unnormalised_signs(ticketed) == []
+    assert wrongly_trainable(ticketed) == []
+    training_loss(outputs[0]).backward()
+    assert bad_gradients(ticketed) == {}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_null_surgery_is_the_identity(net, training):
+    same_net = mptify.transform(net, bits="32/32", prune=0, init="keep", bias="learn")
+    net.train(training), same_net.train(training)
+    assert same(seeded(same_net, images()), seeded(net, images()))
+
+
+@pytest.mark.parametrize("bits", MODES)
+def test_every_weight_is_accounted_for(net, bits):
+    plan = mptify.plan(net, bits=bits)
+    weights = {id(p): p.numel() for p in net.parameters() if p.dim() > 1}
+    assert plan.total == sum(weights.values())
+    assert plan.left_dense == []
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_copies_and_state_dicts_carry_everything(net, bits):
+    ticketed = mptify.transform(net, bits=bits, prune=0.5, seed=1)
+    seeded(ticketed.train(), images())
+    twin = copy.deepcopy(ticketed)
+    other = mptify.transform(net, bits=bits, prune=0.5, seed=2)
+    other.load_state_dict(ticketed.state_dict())
+    expected = ticketed.eval()(images())
+    assert all(same(one.eval()(images()), expected) for one in (twin, other))
+    expected = seeded(ticketed.train(), images())
+    assert all(same(seeded(one.train(), images()), expected) for one in (twin, other))
+    assert not {id(p) for p in twin.parameters()} & {id(p) for p in ticketed.parameters()}
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_a_model_can_be_pickled_unless_its_two_modes_differ(net, bits):
+    ticketed = mptify.transform(net, bits=bits, prune=0.5).eval()
+    if isinstance(ticketed, torch.fx.GraphModule) and isinstance(net, TrainOnlyBranch):
+        with pytest.raises(mptify.MptifyError, match="save its state_dict"):
+            pickle.dumps(ticketed)
+        return
+    assert same(pickle.loads(pickle.dumps(ticketed))(images()), ticketed(images()))
+
+
+def test_the_callers_model_stays_as_it_was(net):
+    net.train()
+    next(net.children(), net).eval()
+    modes = [part.training for part in net.modules()]
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    attributes = [dict(part.__dict__) for part in net.modules()]
+    types = [type(part) for part in net.modules()]
+    mptify.transform(net, bits="1/1")
+    assert [part.training for part in net.modules()] == modes
+    assert [type(part) for part in net.modules()] == types
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    assert [set(dict(part.__dict__)) for part in net.modules()] == [set(one) for one in attributes]
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_the_modes_of_single_parts_are_carried_over(net):
+    net.eval()
+    ticketed = mptify.transform(net, bits="1/32")
+    assert not any(part.training for part in ticketed.modules())
+    assert not any(part.training for part in mptify.transform(net, bits="1/1").modules())
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_a_model_on_meta_converts(net, bits):
+    ticketed = mptify.transform(net.to("meta"), bits=bits, prune=0.75)
+    assert all(layer.scores.is_meta for layer in mptify.ticket_layers(ticketed).values())
+    assert mptify.report(ticketed).converted > 0
+
+
+def test_tied_weights_share_one_ticket():
+    ticketed = mptify.transform(TiedWeights(), bits="1/32", prune=0.5)
+    first, second = ticketed.first, ticketed.second
+    assert first.scores is second.scores
+    assert first.frozen is second.frozen
+    assert mptify.report(ticketed).converted == 8 * 27 + 8 * 72 + 80
+    with torch.no_grad():
+        first.scores.neg_().mul_(torch.rand_like(first.scores))
+    assert torch.equal(first.mask, second.mask)
+
+
+def test_a_module_used_twice_stays_one_module():
+    ticketed = mptify.transform(UsedTwice(), bits="1/32", prune=0.5)
+    assert ticketed.body is ticketed.alias
+
+
+def test_bare_parameters_are_reached_by_their_old_names():
+    ticketed = mptify.transform(FunctionalEverything(), bits="1/32", prune=0.5)
+    kernel = mptify.ticket_layers(ticketed)["kernel"]
+    assert torch.equal(ticketed.kernel, kernel.ticket_weight())
+    assert int((ticketed.kernel != 0).sum()) == 108
+
+
+def test_aux_heads_appear_in_train_mode_only():
+    ticketed = mptify.transform(TrainOnlyBranch(), bits="1/1", prune=0.5)
+    assert isinstance(ticketed.train()(images()), tuple)
+    assert isinstance(ticketed.eval()(images()), torch.Tensor)
+    assert isinstance(copy.deepcopy(ticketed).train()(images()), tuple)
+
+
+def test_a_lazy_module_must_have_run_once():
+    net = nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+    with pytest.raises(mptify.CannotConvert, match="run one batch through the model first"):
+        mptify.transform(net)
+    net(images())
+    ticketed = mptify.transform(net, bits="1/1")
+    assert ticketed(images()).shape == (4, 10)
+
+
+def test_a_model_without_any_conv_is_told_so():
+    with pytest.raises(mptify.NothingToConvert, match="no conv or linear weight"):
+        mptify.transform(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))
+
+
+def test_integer_weights_are_told_so():
+    layer = nn.Linear(4, 4)
+    layer.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(mptify.CannotConvert, match="int8"):
+        mptify.transform(nn.Sequential(layer))
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
+def test_a_really_quantized_model_is_told_so():
+    quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, torch.qint8)
+    with pytest.raises(mptify.CannotConvert, match="integer weights"):
+        mptify.transform(quantized)
+
+
+def test_a_parametrized_weight_is_converted_as_what_it_computes():
+    layer = parametrizations.weight_norm(nn.Linear(6, 5))
+    net = nn.Sequential(layer)
+    null = mptify.transform(net, bits="32/32", prune=0, init="keep", bias="learn")
+    x = torch.randn(3, 6)
+    assert torch.allclose(null(x), net(x), atol=1e-6)
+    assert not parametrize.is_parametrized(null[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_weight_that_a_hook_recomputes_is_left_and_named():
+    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 5)), nn.Linear(5, 4))
+    plan = mptify.plan(net)
+    assert [(left.name, left.reason) for left in plan.left_dense] == [("0", "a hook recomputes its weight")]
+    with pytest.raises(mptify.LeftDense, match="0 would stay dense"):
+        mptify.transform(net, strict=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 6, "vdim": 5}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_cross_attention_with_masks_equals_torchs_when_nothing_is_binarized(options, need_weights):
+    """The 1/1 attention, its signs taken out, against torch's own on the same effective weights."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True, **options)
+    null = mptify.transform(nn.ModuleDict({"a": attention}), bits="1/1", prune=0.5, bias="learn", init="keep")["a"]
+    plain = copy.deepcopy(attention)
+    with torch.no_grad():
+        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+            ticket = getattr(null, f"{name}_ticket", None)
+            if ticket is not None:
+                getattr(plain, name).copy_(ticket.ticket_weight())
+                ticket.before = None
+        plain.out_proj.weight.copy_(null.out_proj.ticket_weight())
+        null.out_proj.before = None
+    query = torch.randn(3, 5, 8)
+    key, value = torch.randn(3, 7, options.get("kdim", 8)), torch.randn(3, 7, options.get("vdim", 8))
+    padding = torch.zeros(3, 7, dtype=torch.bool)
+    padding[:, -1] = True
+    mask = torch.randn(5, 7)
+    ours = null(
+        query, key, value, key_padding_mask=padding.float().masked_fill(padding, -torch.inf), attn_mask=mask, need_weights=need_weights
+    )
+    theirs = plain(
+        query, key, value, key_padding_mask=padding.float().masked_fill(padding, -torch.inf), attn_mask=mask, need_weights=need_weights
+    )
+    assert torch.allclose(ours[0], theirs[0], atol=1e-5)
+    if need_weights:
+        assert torch.allclose(ours[1], theirs[1], atol=1e-5)
