@@ -5,11 +5,12 @@ Rows go to a JSON-lines file as they are made, so a sweep that was interrupted g
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing as mp
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from torch import nn
 from mptify import catalog
 from mptify.catalog import Entry
 from mptify.surgery import transform
-from mptify.surgery.checks import bad_gradients, real_inputs, unnormalised_signs, wrongly_trainable
+from mptify.surgery.trace import trace
+from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 
 __all__ = ["MODES", "RUN_LIMIT", "check_model", "sweep", "read_rows", "summary", "markdown"]
 
@@ -32,22 +34,37 @@ TIME_LIMIT = 900.0  # seconds for one model
 Row = dict[str, Any]
 
 
-def check_model(entry: Entry) -> Row:
-    """Convert one model in every mode and check it; what goes wrong is part of the row, never an exception."""
+def check_model(entry: Entry, known: Mapping[str, str] | None = None) -> Row:
+    """Convert one model in every mode and check it; what goes wrong is part of the row, never an exception.
+
+    `known` maps the signatures of networks that were run already to their names: many of timm's names differ in nothing
+    but the weights that they would download, and what runs for one runs for all.
+    """
     started = time.perf_counter()
     row: Row = {"model": str(entry), "parameters": 0, "modes": {}}
     try:
         model = _build_cheaply(entry)
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        row["signature"] = _signature(entry, model)
         for bits, prune in MODES.items():
             row["modes"][bits] = _check_structure(model, bits, prune)
         del model
-        if row["parameters"] <= RUN_LIMIT:
+        if row["signature"] in (known or {}):
+            row["same_as"] = (known or {})[row["signature"]]
+        elif row["parameters"] <= RUN_LIMIT:
             _check_runs(entry, row["modes"])
     except Exception as error:
         row["error"] = _sentence(error)
     row["seconds"] = round(time.perf_counter() - started, 1)
     return row
+
+
+def _signature(entry: Entry, model: nn.Module) -> str:
+    """Two networks with the same one have the same modules, settings, shapes, graphs and input size."""
+    graphs = [str(graph) for region in trace(model).regions for graph in region.graphs.values()]
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
+    size = getattr(model, "pretrained_cfg", {}).get("input_size")
+    return hashlib.sha256(repr((str(model), graphs, shapes, size)).encode()).hexdigest()[:16]
 
 
 def _build_cheaply(entry: Entry) -> nn.Module:
@@ -65,7 +82,7 @@ def _check_structure(model: nn.Module, bits: str, prune: float) -> Row:
     checks = {
         "I2": unnormalised_signs(ticketed),
         "I4": wrongly_trainable(ticketed),
-        "I5": [] if plan.total == _weights_in(model) else [f"{plan.total} of {_weights_in(model)} weights accounted for"],
+        "I5": lost_layers(ticketed) if plan.total == _weights_in(model) else [f"{plan.total} of {_weights_in(model)} weights accounted for"],
     }
     return {
         "parts": len(plan.edits) if plan.untraced else 1,
@@ -111,12 +128,25 @@ def _check_runs(entry: Entry, modes: dict[str, Row]) -> None:
                 raise
     for bits, prune in MODES.items():
         row = modes[bits]
-        failed = _run(model, bits, prune, inputs, row["exempt"])
+        failed, idle = _run(model, bits, prune, inputs, row["exempt"])
+        if idle:
+            row["dead"] = sorted(idle & _dead_when_dense(entry, size, inputs))
+            failed["I4"] += [f"{name}: zero" for name in sorted(idle - set(row["dead"]))]
         row["failed"].update({check: names[:5] for check, names in failed.items() if names})
         row["ran"] = True
 
 
-def _run(model: nn.Module, bits: str, prune: float, inputs: tuple, exempt: Iterable[str]) -> dict[str, list[str]]:
+def _dead_when_dense(entry: Entry, size: int | None, inputs: tuple) -> set[str]:
+    """Layers whose weights get no gradient in the network as it was either, such as those behind a norm over one channel."""
+    model = catalog.build(entry, input_size=size).train()
+    catalog.training_loss(model(*inputs)).backward()
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.dim() > 1}
+    idle = {name for name, parameter in parameters.items() if parameter.grad is None or not float(parameter.grad.abs().max())}
+    return {name.removesuffix(".weight") for name in idle}
+
+
+def _run(model: nn.Module, bits: str, prune: float, inputs: tuple, exempt: Iterable[str]) -> tuple[dict[str, list[str]], set[str]]:
+    """The checks that a run failed, and the layers whose scores got a gradient of nothing but zeros."""
     ticketed = transform(model, bits=bits, prune=prune).train()
     for module in ticketed.modules():
         if type(module).__name__ in ("DropPath", "StochasticDepth"):
@@ -124,12 +154,13 @@ def _run(model: nn.Module, bits: str, prune: float, inputs: tuple, exempt: Itera
     outputs: list[Any] = []
     _, real = real_inputs(ticketed, lambda: outputs.append(ticketed(*inputs)))
     catalog.training_loss(outputs.pop()).backward()
-    failed = {"I4": [f"{name}: {what}" for name, what in bad_gradients(ticketed).items()]}
+    bad = bad_gradients(ticketed)
+    failed = {"I4": [f"{name}: {what}" for name, what in bad.items() if what != "zero"]}
     if bits.endswith("/1"):
         with torch.no_grad():
             _, real_in_eval = real_inputs(ticketed.eval(), lambda: ticketed(*inputs))
         failed["I1"] = sorted((real | real_in_eval) - set(exempt))
-    return failed
+    return failed, {name for name, what in bad.items() if what == "zero"}
 
 
 def _sentence(error: BaseException) -> str:
@@ -146,17 +177,21 @@ def sweep(entries: list[Entry], path: Path, jobs: int, done: Callable[[Row], Non
 
     A process that dies or overruns costs its model a row that says so, and is replaced.
     """
-    have = {row["model"] for row in read_rows(path)}
+    earlier = read_rows(path)
+    have = {row["model"] for row in earlier}
+    known = {row["signature"]: row["model"] for row in earlier if was_run(row) and passed(row)}
     waiting = [entry for entry in entries if str(entry) not in have]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        for row in _rows(waiting, jobs):
+        for row in _rows(waiting, jobs, known):
+            if was_run(row) and passed(row):
+                known.setdefault(row["signature"], row["model"])
             file.write(as_line(row))
             file.flush()
             done(row)
 
 
-def _rows(waiting: list[Entry], jobs: int) -> Iterator[Row]:
+def _rows(waiting: list[Entry], jobs: int, known: Mapping[str, str]) -> Iterator[Row]:
     context = mp.get_context("spawn")
     queue = list(reversed(waiting))
     busy: dict[Any, _Worker] = {}
@@ -164,14 +199,14 @@ def _rows(waiting: list[Entry], jobs: int) -> Iterator[Row]:
         while queue or busy:
             while queue and len(busy) < jobs:
                 worker = _Worker(context)
-                worker.give(queue.pop())
+                worker.give(queue.pop(), known)
                 busy[worker.pipe] = worker
             for pipe in wait(list(busy), timeout=5) or [p for p, w in busy.items() if w.overdue]:
                 worker = busy[pipe]
                 row, alive = worker.take()
                 yield row
                 if alive and queue:
-                    worker.give(queue.pop())
+                    worker.give(queue.pop(), known)
                 else:
                     worker.stop()
                     del busy[pipe]
@@ -189,9 +224,9 @@ class _Worker:
         self.process.start()
         theirs.close()
 
-    def give(self, entry: Entry) -> None:
+    def give(self, entry: Entry, known: Mapping[str, str]) -> None:
         self.entry, self.since = entry, time.monotonic()
-        self.pipe.send(entry)
+        self.pipe.send((entry, dict(known)))
 
     @property
     def overdue(self) -> bool:
@@ -217,7 +252,7 @@ def _work(pipe: Any) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            pipe.send(check_model(pipe.recv()))
+            pipe.send(check_model(*pipe.recv()))
         except (EOFError, KeyboardInterrupt, BrokenPipeError):
             return
 
@@ -246,6 +281,11 @@ def passed(row: Row) -> bool:
     return "error" not in row and len(row["modes"]) == len(MODES) and not any(mode["failed"] for mode in row["modes"].values())
 
 
+def was_run(row: Row) -> bool:
+    """Whether forward and backward passes ran, in every mode."""
+    return bool(row["modes"]) and all(mode["ran"] for mode in row["modes"].values())
+
+
 def summary(rows: list[Row]) -> dict[str, Any]:
     """The totals over all rows, as plain data."""
     modes = [mode for row in rows for mode in row["modes"].values()]
@@ -254,7 +294,8 @@ def summary(rows: list[Row]) -> dict[str, Any]:
         "models": len(rows),
         "converted": sum(len(row["modes"]) == len(MODES) for row in rows),
         "passed": sum(passed(row) for row in rows),
-        "run": sum(any(mode["ran"] for mode in row["modes"].values()) for row in rows),
+        "run": sum(was_run(row) for row in rows),
+        "same": sum("same_as" in row for row in rows),
         "whole": sum(all(mode["parts"] == 1 for mode in row["modes"].values()) for row in rows),
         "share": sum(mode["converted"] for mode in modes) / weights if weights else 0.0,
     }
@@ -271,7 +312,9 @@ def markdown(rows: list[Row]) -> str:
         f"- {totals['converted']:,} convert in both modes; {totals['passed']:,} of them pass every check.",
         f"- {100 * totals['share']:.4f} % of all conv and linear weights are converted; the rest is named below.",
         f"- {totals['whole']:,} are traced whole; the others in parts, each a region of its own.",
-        f"- {totals['run']:,} have at most {RUN_LIMIT // 10**6} M parameters and were also run: one training step and one evaluation per mode.",
+        f"- {totals['run'] + totals['same']:,} have at most {RUN_LIMIT // 10**6} M parameters and were also run: one training step and one "
+        f"evaluation per mode. {totals['same']:,} of them are, module by module and shape by shape, a network that had run under "
+        "another name, which the table gives.",
         "",
         "Structure is checked on every model: every sign is fed by a normalised value (I2), only what the spec names requires grad (I4), "
         "every conv and linear weight is accounted for (I5). Runs add: every ticket layer that is not exempt sees only ±1 (I1), every "
@@ -307,6 +350,13 @@ def _table_row(row: Row) -> str:
     cells.append("whole" if parts == 1 else f"{parts} parts")
     cells += [f"{100 * mode['converted'] / mode['weights']:.2f} %" for mode in row["modes"].values()]
     failed = [f"{check} in {bits}" for bits, mode in row["modes"].items() for check in mode["failed"]]
-    ran = all(mode["ran"] for mode in row["modes"].values())
-    verdict = f"**{row['error']}**" if "error" in row else f"**{', '.join(failed)}**" if failed else "all" if ran else "structure; not run"
+    if "error" in row or failed:
+        verdict = f"**{row.get('error') or ', '.join(failed)}**"
+    elif "same_as" in row:
+        verdict = f"all, as {row['same_as']}"
+    else:
+        verdict = "all" if was_run(row) else "structure; not run"
+    dead = {name for mode in row["modes"].values() for name in mode.get("dead", ())}
+    if dead:
+        verdict += f"; {len(dead)} layers get no gradient in the dense network either"
     return "| " + " | ".join([*cells, verdict]) + " |"

@@ -266,9 +266,10 @@ class Ticketed:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.before is not None:
-            x = self.before(x)
-        return self._finish(super().forward(x, *args, **kwargs))  # type: ignore[misc]
+        return self._finish(super().forward(self._prepare(x), *args, **kwargs))  # type: ignore[misc]
+
+    def _prepare(self, x: Tensor) -> Tensor:
+        return x if self.before is None else self.before(x)
 
     def _finish(self, y: Tensor) -> Tensor:
         if self.gain_outside:
@@ -435,8 +436,7 @@ _CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
 
 def apply_weight(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
     """Run `function(x, layer's weight, ...)` as the layer itself would: input binarized, gain on the output."""
-    if layer.before is not None:
-        x = layer.before(x)
+    x = layer._prepare(x)
     weight = layer._compute_weight(scaled=not layer.gain_outside).to(layer.compute_dtype)
     if not layer.gain_outside:
         return function(x, weight, bias, *args, **kwargs)

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mptify.layers import ChannelBatchNorm, ScalarBatchNorm, Sign, Ticketed, TokenBatchNorm
+from mptify.surgery import ticket_layers
 from mptify.surgery.rewrite import TicketGraph, parameter_kinds
 
-__all__ = ["unnormalised_signs", "real_inputs", "watch_inputs", "wrongly_trainable", "bad_gradients"]
+__all__ = ["lost_layers", "unnormalised_signs", "real_inputs", "watch_inputs", "wrongly_trainable", "bad_gradients"]
 
 _CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 _TRANSPARENT_MODULES = (
@@ -99,15 +100,25 @@ def _name(node: fx.Node) -> str:
 
 
 @contextmanager
-def watch_inputs(report: Callable[[Any, Tensor], None]) -> Iterator[None]:
-    """Call `report(layer, input)` for every conv or linear operation that runs with a ticket's weight."""
+def watch_inputs(report: Callable[[Any, bool], None]) -> Iterator[None]:
+    """Call `report(layer, binary)` for every conv or linear operation that runs with a ticket's weight.
+
+    The operation itself is watched, so that none is missed. Zeros are forgiven where the layer was handed ±1 and padded
+    it before the operation, as timm's Conv2dSame does.
+    """
     made: dict[int, tuple[Any, Tensor]] = {}
-    original = Ticketed._compute_weight
+    handed: dict[int, bool] = {}
+    compute, prepare = Ticketed._compute_weight, Ticketed._prepare
 
     def remembering(self: Any, scaled: bool) -> Tensor:
-        weight = original(self, scaled)
+        weight = compute(self, scaled)
         made[id(weight)] = (self, weight)  # held, so that no other tensor can get this id
         return weight
+
+    def looking(self: Any, x: Tensor) -> Tensor:
+        x = prepare(self, x)
+        handed[id(self)] = bool((x.detach().abs() == 1).all())
+        return x
 
     class Watcher(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,15 +126,18 @@ def watch_inputs(report: Callable[[Any, Tensor], None]) -> Iterator[None]:
             if function in _CONTRACTIONS:
                 weight = args[1] if len(args) > 1 else kwargs.get("weight")
                 if id(weight) in made:
-                    report(made[id(weight)][0], args[0] if args else kwargs["input"])
+                    layer = made[id(weight)][0]
+                    value = (args[0] if args else kwargs["input"]).detach()
+                    padded = handed.pop(id(layer), False)
+                    report(layer, bool(((value.abs() == 1) | (value == 0) if padded else value.abs() == 1).all()))
             return function(*args, **kwargs)
 
-    Ticketed._compute_weight = remembering  # type: ignore[method-assign]
+    Ticketed._compute_weight, Ticketed._prepare = remembering, looking  # type: ignore[method-assign]
     try:
         with Watcher():
             yield
     finally:
-        Ticketed._compute_weight = original  # type: ignore[method-assign]
+        Ticketed._compute_weight, Ticketed._prepare = compute, prepare  # type: ignore[method-assign]
 
 
 def real_inputs(model: nn.Module, run: Callable[[], Any]) -> tuple[set[str], set[str]]:
@@ -131,14 +145,19 @@ def real_inputs(model: nn.Module, run: Callable[[], Any]) -> tuple[set[str], set
     ran: set[str] = set()
     real: set[str] = set()
 
-    def look(layer: Any, value: Tensor) -> None:
+    def look(layer: Any, binary: bool) -> None:
         ran.add(layer.ticket_name)
-        if not bool((value.detach().abs() == 1).all()):
+        if not binary:
             real.add(layer.ticket_name)
 
     with watch_inputs(look):
         run()
     return ran, real
+
+
+def lost_layers(model: nn.Module) -> list[str]:
+    """I5: planned layers that are not there."""
+    return sorted({layer.name for layer in model.ticket_plan.layers} - set(ticket_layers(model)))
 
 
 def wrongly_trainable(model: nn.Module) -> list[str]:

@@ -83,7 +83,7 @@ def find(module: nn.Module) -> Handler | None:
 
 def check_convertible(name: str, module: nn.Module) -> None:
     """Raise for layers whose weights can't be replaced: quantized to integers, or not yet made."""
-    if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.nn.quantized")):
+    if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")) and hasattr(module, "_packed_params"):
         raise CannotConvert(
             f"{name}: {type(module).__name__} holds integer weights; mptify converts the float model, so build it without quantize=True."
         )

@@ -216,12 +216,29 @@ class _GraphEditor:
             self._sign_on_edge(self.nodes[name], norm, [self.nodes[reader] for reader in self.edits.readers[name]])
         for name, layer in self.edits.calls.items():
             self._call_layer(self.nodes[name], layer)
+        self._read_through_tickets()
         self._make_out_of_place()
         for node in reversed(list(self.graph.nodes)):  # weights that a layer now reads itself
             if node.op == "get_attr" and not node.users:
                 self.graph.erase_node(node)
         self.graph.lint()
         return self.graph
+
+    def _read_through_tickets(self) -> None:
+        """`layer.weight` is computed now: fetch the layer and ask it, since fx would keep today's value as a buffer."""
+        for node in list(self.graph.nodes):
+            if node.op != "get_attr" or not node.users:
+                continue
+            owner, _, attribute = str(node.target).rpartition(".")
+            module = self.root.get_submodule(owner)
+            if f"{attribute}_ticket" in module._modules:
+                owner, attribute = f"{node.target}_ticket", "weight"
+            elif not isinstance(module, Ticketed):
+                continue
+            with self.graph.inserting_before(node):
+                layer = self.graph.get_attr(owner)
+                value = self.graph.call_function(getattr, (layer, attribute))
+            node.replace_all_uses_with(value)
 
     def _make_out_of_place(self) -> None:
         """In-place operations on what Sign saved for backward would be an error; `x += y` becomes `x + y`."""
@@ -410,6 +427,8 @@ def _copy_into_(module: nn.Module, root: nn.Module, target: str) -> None:
     for store in ("_modules", "_parameters", "_buffers"):
         if name in getattr(there, store) and name not in getattr(here, store):
             getattr(here, store)[name] = getattr(there, store)[name]
+    if not hasattr(here, name):  # a constant that `forward` made
+        here.register_buffer(name, getattr(there, name), persistent=False)
 
 
 def _pairs(module: nn.Module, root: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:

@@ -8,7 +8,7 @@ import torch
 
 import mptify
 from mptify.catalog import training_loss
-from mptify.surgery.checks import bad_gradients, real_inputs, unnormalised_signs, wrongly_trainable
+from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 from mptify.surgery.rewrite import TicketGraph
 from mptify.surgery.trace import trace
 from tests.representatives import ENTRIES, TOO_LARGE, build
@@ -54,6 +54,7 @@ def test_signs_gradients_and_copies(entry):
         ticketed = mptify.transform(model, bits=bits, prune=prune)
         plan = ticketed.ticket_plan
         assert plan.converted >= 0.999 * plan.total
+        assert lost_layers(ticketed) == []
         assert unnormalised_signs(ticketed) == []
         assert wrongly_trainable(ticketed) == []
         still(ticketed.train())
