@@ -182,7 +182,10 @@ def sweep(entries: list[Entry], path: Path, jobs: int, done: Callable[[Row], Non
     known = {row["signature"]: row["model"] for row in earlier if was_run(row) and passed(row)}
     waiting = [entry for entry in entries if str(entry) not in have]
     path.parent.mkdir(parents=True, exist_ok=True)
+    torn = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
     with path.open("a") as file:
+        if torn:
+            file.write("\n")  # the line that an interruption cut short stays behind, alone
         for row in _rows(waiting, jobs, known):
             if was_run(row) and passed(row):
                 known.setdefault(row["signature"], row["model"])
@@ -239,7 +242,7 @@ class _Worker:
             return {**lost, "error": f"gave up after {TIME_LIMIT:.0f} s"}, False
         try:
             return self.pipe.recv(), True
-        except EOFError:
+        except (EOFError, OSError):
             self.process.join(5)
             return {**lost, "error": f"its process ended with code {self.process.exitcode}"}, False
 

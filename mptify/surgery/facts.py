@@ -61,12 +61,16 @@ def node_kind(node: fx.Node, module: nn.Module | None) -> str:
     if node.op in ("call_function", "call_method"):
         if handlers.is_activation_function(node.target):
             return "activation"
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-        name = name.rstrip("_") if name not in ("__getitem__",) else "getitem"
+        name = _name_of(node)
         if name == "dropout" and _probability(node) == 0:
             return "dropout0"
         return name
     return node.op
+
+
+def _name_of(node: fx.Node) -> str:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return "getitem" if name == "__getitem__" else name.rstrip("_")
 
 
 def _module_kind(module: nn.Module) -> str:
@@ -249,6 +253,10 @@ def _after_shaping(node: fx.Node, kind: str, first: Fact) -> Fact:
             return first
         if first.pooled and first.channels is not None:
             return replace(first, axis=-1)
+    if kind == "chunk" and first.channels is not None:
+        pieces, dim = argument(node, 1, "chunks"), argument(node, 2, "dim")
+        if dim == first.axis and isinstance(pieces, int) and first.channels % pieces == 0:
+            return replace(first, channels=first.channels // pieces)
     if kind == "getitem":
         return _after_getitem(node, first, moved)
     if kind in ("squeeze", "view", "reshape") and first.pooled:
@@ -260,6 +268,8 @@ def _after_shaping(node: fx.Node, kind: str, first: Fact) -> Fact:
 
 def _after_getitem(node: fx.Node, first: Fact, moved: Fact) -> Fact:
     index = node.args[1]
+    if isinstance(index, int) and _name_of(node.all_input_nodes[0]) == "chunk":
+        return first
     if isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None) and isinstance(index[1], int):
         return replace(first, pooled=True) if first.axis == -1 else replace(moved, pooled=True)  # one token of each sample
     if isinstance(index, tuple) and first.axis == -1 and len(index) <= 2:

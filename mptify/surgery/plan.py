@@ -95,6 +95,7 @@ class Plan:
     edits: dict[str, dict[bool, RegionEdits]]  # region path -> training mode -> edits
     untraced: dict[str, str]
     kept_activations: list[str]
+    late_signs: list[str]
 
     @property
     def converted(self) -> int:
@@ -118,6 +119,8 @@ class Plan:
             )
         if self.spec.bn == "insert" and self.kept_activations:
             notes.append(f"{len(self.kept_activations)} activations lie in code that can't be traced and got no BatchNorm.")
+        if self.late_signs:
+            notes.append(f"{self.late_signs[0]} comes after the last layer, so the network's outputs are made of ±1.")
         tiny = [layer.name for layer in self.layers if layer.kept == 1 and layer.count > 1]
         if tiny:
             notes.append(f"{len(tiny)} layers keep a single weight ({tiny[0]}, ...).")
@@ -155,6 +158,7 @@ class _Planner:
         self.pixel_readers: set[str] = set()
         self.last: list[str] = []
         self.kept_activations: list[str] = []
+        self.late_signs: set[str] = set()
         self.signs = spec.activation_bits == 1
 
     def plan(self) -> Plan:
@@ -176,7 +180,7 @@ class _Planner:
             raise LeftDense(
                 f"{unwilling[0].name} would stay dense ({unwilling[0].reason}), and {len(unwilling) - 1} more; strict=False lets them."
             )
-        return Plan(self.spec, layers, left, edits, self.traced.untraced, self.kept_activations)
+        return Plan(self.spec, layers, left, edits, self.traced.untraced, self.kept_activations, sorted(self.late_signs))
 
     # -- which layers --------------------------------------------------------------------------------------------------
 
@@ -355,6 +359,9 @@ class _Planner:
             if node not in vanished:
                 value = facts[_input(node)]
                 edits.signs[node.name] = None if value.normalised else _norm_for(value, node, kinds, region)
+        if region.path == "" and self.traced.whole:
+            late = _downstream_free([node for node in activations if node not in vanished], {read.node for read in reads})
+            self.late_signs.update(_join(region.path, node.meta["site"]) for node in late)
         self._move_pools(edits, graph, kinds, set(edits.signs), region)
         self._binarize_reads(edits, reads, facts, reasons)
         return edits
@@ -426,11 +433,11 @@ def _only_looks(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getattr"
 
 
-def _downstream_free(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Those of `nodes` from which no other of them can be reached."""
+def _downstream_free(nodes: list[fx.Node], targets: set[fx.Node] | None = None) -> set[fx.Node]:
+    """Those of `nodes` from which none of `targets` (of the nodes themselves, unless given) can be reached."""
     if not nodes:
         return set()
-    inner, leads = set(nodes), {}
+    inner, leads = set(nodes) if targets is None else targets, {}
     for node in reversed(list(nodes[0].graph.nodes)):
         leads[node] = any(user in inner or leads[user] for user in node.users)
     return {node for node in nodes if not leads[node]}

@@ -204,7 +204,8 @@ class _GraphEditor:
             self._move_pool(self.nodes[pool], self.nodes[conv])
         for name in self.edits.vanished:
             node = self.nodes[name]
-            node.replace_all_uses_with(node.all_input_nodes[0])
+            self.nodes[name] = node.all_input_nodes[0]
+            node.replace_all_uses_with(self.nodes[name])
             self.graph.erase_node(node)
         for name, norm in self.edits.norms.items():
             node = self.nodes[name]

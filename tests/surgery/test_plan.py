@@ -1,0 +1,216 @@
+"""What the plan says about networks whose binary form the paper draws, and about every setting."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import mptify
+from mptify.surgery.checks import real_inputs
+from tests.nets import OneReluManyTimes, Plain, images
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def resnet18():
+    with torch.device("meta"):
+        return torchvision.models.resnet18()
+
+
+def sites(model, edits):
+    from mptify.surgery.trace import trace
+
+    (region,) = trace(model).regions
+    return {node.name: node.meta["site"] for node in region.graphs[False].nodes}
+
+
+def test_resnet18_has_a_sign_at_every_former_relu_fed_by_its_batchnorm(resnet18):
+    (edits,) = mptify.plan(resnet18, bits="1/1", prune=0.75).edits[""].values()
+    named = sites(resnet18, edits)
+    blocks = [f"layer{stage}.{block}.relu" for stage in (1, 2, 3, 4) for block in (0, 1)]
+    assert {named[name] for name in edits.signs} == {"relu", *blocks, *(f"{block}#1" for block in blocks)}
+    assert all(norm is None for norm in edits.signs.values())
+    assert edits.edges == {}
+    assert {named[pool]: named[conv] for pool, conv in edits.pools.items()} == {"maxpool": "conv1"}
+
+
+def test_resnet18_runs_conv_pool_batchnorm_sign_and_binary_shortcuts(resnet18):
+    calls = [node.name for node in mptify.transform(resnet18, bits="1/1").graph.nodes]
+    assert calls[1:5] == ["conv1", "maxpool", "bn1", "relu_sign"]
+    graph = mptify.transform(resnet18, bits="1/1").graph
+    add = next(node for node in graph.nodes if node.name == "add")
+    assert [one.name for one in add.all_input_nodes] == ["layer1_0_bn2", "relu_sign"]
+    assert [user.name for user in add.users] == ["layer1_0_relu_1_sign"]
+
+
+def test_only_pixels_and_pooled_features_stay_real_in_resnet18(resnet18):
+    plan = mptify.plan(resnet18, bits="1/1", prune=0.75)
+    assert {layer.name: layer.before for layer in plan.layers if layer.before != "±1"} == {"conv1": "pixels", "fc": "pooled features"}
+    assert sum(layer.count for layer in plan.layers) == plan.total == 11_678_912
+
+
+def test_real_shortcuts_take_signs_on_the_branches_only(resnet18):
+    (edits,) = mptify.plan(resnet18, bits="1/1", residual="real").edits[""].values()
+    assert len(edits.vanished) == 8
+    assert len(edits.signs) == 9
+    graph = mptify.transform(resnet18, bits="1/1", residual="real").graph
+    adds = [node for node in graph.nodes if node.name.startswith("add")]
+    assert adds[1] in adds[2].all_input_nodes or any("bn" in one.name for one in adds[2].all_input_nodes)
+    assert adds[0] in adds[1].all_input_nodes  # the second block adds to the first block's real sum
+
+
+@pytest.mark.parametrize(("name", "order"), [("vgg11", ["0", "2", "1_norm", "1_sign"]), ("vgg11_bn", ["0", "3", "1", "2_sign"])])
+def test_vgg_runs_conv_pool_batchnorm_sign(name, order):
+    with torch.device("meta"):
+        graph = mptify.transform(torchvision.models.get_model(name), bits="1/1").graph
+    targets = [node.target for node in graph.nodes if node.op == "call_module"]
+    assert targets[:4] == [f"features.{one}" for one in order]
+
+
+def test_each_call_site_of_one_relu_gets_its_own_sign():
+    ticketed = mptify.transform(OneReluManyTimes(), bits="1/1")
+    signs = [node.target for node in ticketed.graph.nodes if isinstance(node.target, str) and node.target.endswith("sign")]
+    assert signs == ["relu_sign", "relu_1_sign", "relu_2_sign"]
+
+
+def test_layers_that_read_one_value_share_one_sign():
+    class Fork(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            x = torch.sigmoid(self.stem(x))
+            return self.a(x) * self.b(x)
+
+    (edits,) = mptify.plan(Fork(), bits="1/1").edits[""].values()
+    assert len(edits.edges) == 1
+    assert [len(readers) for readers in edits.readers.values()] == [2]
+
+
+def test_gates_are_no_activations():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.Conv2d(4, 4, 1), nn.Hardsigmoid(), nn.Softmax(1), nn.Conv2d(4, 2, 1))
+    (edits,) = mptify.plan(net, bits="1/1").edits[""].values()
+    assert edits.signs == {}
+    assert len(edits.edges) == 2
+
+
+def test_inserted_batchnorms_go_before_each_activation_that_lacks_one_with_the_pool_before_them():
+    ticketed = mptify.transform(Plain(), bits="1/32", bn="insert")
+    targets = [node.target for node in ticketed.graph.nodes if node.op == "call_module"]
+    assert targets[:4] == ["features.0", "features.2", "features.1_norm", "features.1"]
+    assert targets[4:8] == ["features.3", "features.4", "features.5", "features.6"]  # had its BatchNorm: left alone
+    assert "classifier.2_norm" in targets
+
+
+def test_without_edits_the_model_keeps_its_class():
+    assert type(mptify.transform(Plain(), bits="1/32")) is Plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "dense"),
+    [
+        ({"dense": "first"}, {"a"}),
+        ({"dense": ("first", "last")}, {"a", "head"}),
+        ({"exclude": "[ab]"}, {"a", "b"}),
+        ({"include": ("b", "c")}, {"a", "head"}),
+    ],
+)
+def test_layers_can_be_left_dense_and_are_named(settings, dense):
+    plan = mptify.plan(OneReluManyTimes(), **settings)
+    assert {left.name for left in plan.left_dense} == dense
+    assert all(left.reason.startswith("asked") for left in plan.left_dense)
+    ticketed = mptify.transform(OneReluManyTimes(), strict=True, **settings)
+    assert all(parameter.requires_grad for name in dense for parameter in ticketed.get_submodule(name).parameters())
+
+
+def test_depthwise_layers_can_be_left_dense_and_are_warned_of():
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8))
+    assert [left.name for left in mptify.plan(net, dense="depthwise").left_dense] == ["2"]
+    assert "depthwise" in mptify.plan(net, bits="1/1").warnings[0]
+    assert mptify.plan(net, bits="1/32").warnings == []
+
+
+def test_a_sign_behind_the_last_layer_is_warned_of():
+    assert "±1" in mptify.plan(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), bits="1/1").warnings[0]
+
+
+def test_prune_overrides_win_by_order():
+    plan = mptify.plan(OneReluManyTimes(), prune=0.5, prune_overrides={"*": 0.75, "b": 0.0})
+    assert {layer.name: layer.kept for layer in plan.layers} == {"a": 54, "b": 576, "c": 144, "head": 20}
+
+
+def test_global_scope_keeps_the_total_and_a_floor_in_every_layer():
+    ticketed = mptify.transform(OneReluManyTimes(), prune=0.9, scope="global", floor=0.05)
+    layers = mptify.ticket_layers(ticketed).values()
+    total = sum(layer.count for layer in layers)
+    assert sum(int(layer.mask.sum()) for layer in layers) == total - round(total * 0.9)
+    assert all(layer.kept >= 0.05 * layer.count for layer in layers)
+    assert len({layer.kept / layer.count for layer in layers}) > 1
+
+
+@pytest.mark.parametrize(("setting", "kinds"), [({}, {"scores"}), ({"learn_bn": True}, {"scores", "norm"}), ({"bias": "learn"}, {"scores", "bias"})])
+def test_only_what_the_spec_names_trains(setting, kinds):
+    assert set(mptify.report(mptify.transform(OneReluManyTimes(), **setting)).trainable) == kinds
+
+
+def test_other_parameters_are_learned_unless_frozen():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.layer = nn.Parameter(torch.ones(4)), nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.layer(x) * self.scale
+
+    assert mptify.report(mptify.transform(Scaled())).trainable == {"other": 4, "scores": 12}
+    assert mptify.report(mptify.transform(Scaled(), other="freeze")).trainable == {"scores": 12}
+
+
+def test_the_seed_alone_decides_the_frozen_weights():
+    torch.manual_seed(1)
+    first = mptify.transform(Plain(), seed=3)
+    torch.manual_seed(2)
+    second = mptify.transform(Plain(), seed=3)
+    other = mptify.transform(Plain(), seed=4)
+    for name, layer in mptify.ticket_layers(first).items():
+        assert torch.equal(layer.frozen, mptify.ticket_layers(second)[name].frozen)
+        assert torch.equal(layer.scores, mptify.ticket_layers(second)[name].scores)
+        assert not torch.equal(layer.frozen, mptify.ticket_layers(other)[name].frozen)
+
+
+@pytest.mark.parametrize("bits", ["1/1", "32/1"])
+def test_dropout_between_a_sign_and_a_layer_keeps_its_input_binary_in_train_mode(bits):
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    ticketed = mptify.transform(net, bits=bits).train()
+    _, real = real_inputs(ticketed, lambda: ticketed(images()))
+    assert real == {"0", "6"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prune": 1.5}, "prune=1.5: should be less than 1"),
+        ({"prune": -0.1}, "prune=-0.1: should be greater than or equal to 0"),
+        ({"bits": "2/2"}, "bits='2/2': should be '1/32', '1/1', '32/32' or '32/1'"),
+        ({"prun": 0.5}, "There is no setting 'prun'; did you mean 'prune'?"),
+        ({"exclude": "layr*"}, "exclude='layr*' matches no layer of this model"),
+        ({"prune_overrides": {"x*": 0.5}}, "prune_overrides='x*' matches no layer"),
+        ({"bn": "insert", "bits": "1/1"}, "bn='insert' is for 32-bit activations"),
+        ({"scope": "global", "prune_overrides": {"a": 0.5}}, "prune_overrides are for scope='layer'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"sign_width": 0}, "sign_width=0"),
+        ({"dense": "middle"}, "dense.0='middle'"),
+    ],
+)
+def test_bad_settings_are_told_in_one_sentence(settings, message):
+    with pytest.raises(mptify.BadSpec) as caught:
+        mptify.transform(OneReluManyTimes(), **settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_left_to_convert_is_an_error():
+    with pytest.raises(mptify.NothingToConvert, match="asked: excluded"):
+        mptify.transform(nn.Sequential(nn.Linear(3, 4)), exclude="*")

@@ -1,0 +1,48 @@
+"""One bad model never stops a sweep."""
+
+import pytest
+
+from mptify import coverage
+from mptify.catalog import Entry
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+def test_what_goes_wrong_becomes_part_of_the_row():
+    row = coverage.check_model(Entry("torchvision", "no_such_model"))
+    assert "no_such_model" in row["error"]
+    assert not coverage.passed(row)
+
+
+def test_a_sweep_survives_a_process_that_dies(tmp_path, monkeypatch):
+    rows = []
+    entries = [Entry("torchvision", "no_such_model"), Entry("torchvision", "squeezenet1_1")]
+    coverage.sweep(entries, tmp_path / "rows.jsonl", 1, rows.append)
+    assert [coverage.passed(row) for row in rows] == [False, True]
+    monkeypatch.setattr(coverage, "_work", _die)
+    coverage.sweep([Entry("torchvision", "alexnet")], tmp_path / "rows.jsonl", 1, rows.append)
+    assert rows[-1]["error"] == "its process ended with code 7"
+
+
+def _die(pipe):
+    import os
+
+    os._exit(7)
+
+
+def test_names_of_one_network_share_a_run():
+    first = coverage.check_model(Entry("torchvision", "squeezenet1_1"))
+    again = coverage.check_model(Entry("torchvision", "squeezenet1_1"), {first["signature"]: "torchvision:twin"})
+    other = coverage.check_model(Entry("torchvision", "squeezenet1_0"), {first["signature"]: "torchvision:twin"})
+    assert (again["same_as"], coverage.was_run(again)) == ("torchvision:twin", False)
+    assert "same_as" not in other
+    page = coverage.markdown([first, again, other])
+    assert "all, as torchvision:twin" in page
+    assert "3 convert in both modes; 3 of them pass every check" in page
+
+
+def test_layers_that_are_dead_anyway_are_told_from_broken_ones():
+    row = coverage.check_model(Entry("timm", "csatv2"))
+    assert coverage.passed(row)
+    assert "stages.0.0.attn.attn.qkv" in row["modes"]["1/32"]["dead"]
+    assert "no gradient in the dense network either" in coverage.markdown([row])

@@ -1,0 +1,57 @@
+"""Imports point one way, and every example in the docs runs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LEVELS = [
+    ["errors"],
+    ["spec"],
+    ["functional", "randomness"],
+    ["layers"],
+    ["surgery"],
+    ["catalog", "reporting", "picture"],
+    ["coverage", "bench"],
+    ["cli"],
+]
+LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+FILES = sorted(path for path in (ROOT / "mptify").rglob("*.py") if path.name not in ("__main__.py",))
+
+
+def part(path):
+    first = path.relative_to(ROOT / "mptify").parts[0]
+    return first.removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    if path == ROOT / "mptify/__init__.py":
+        return
+    here = part(path)
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "mptify":
+            modules = [f"mptify.{alias.name}" for alias in node.names if alias.name != "__version__"]
+        for module in modules:
+            if module.startswith("mptify."):
+                there = module.split(".")[1]
+                assert LEVEL[there] <= LEVEL[here], f"{path.name} imports {module}"
+
+
+def test_only_the_command_line_prints():
+    for path in FILES:
+        if part(path) != "cli":
+            calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+            assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"], path
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/examples").glob("*.py")), ids=lambda path: path.name)
+def test_the_examples_in_the_docs_run(path):
+    result = subprocess.run([sys.executable, "-W", "error", str(path)], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
