@@ -9,7 +9,7 @@ from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transfo
 __version__ = "0.1.0"
 
 __all__ = [
-    "transform", "plan", "ticket_layers", "report", "register", "Report", "Handler", "Plan", "TicketSpec",
-    "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear", "Sign",
-    "MptifyError", "BadSpec", "UnknownModel", "NothingToConvert", "CannotConvert", "LeftDense",
+    "BadSpec", "CannotConvert", "Handler", "LeftDense", "MptifyError", "NothingToConvert", "Plan", "Report", "Sign", "TicketConv1d",
+    "TicketConv2d", "TicketConv3d", "TicketLinear", "TicketSpec", "UnknownModel", "plan", "register", "report", "ticket_layers",
+    "transform",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mptify.surgery import transform
 
-__all__ = ["StepRatio", "step_ratio", "cifar_resnet18", "command_ratio"]
+__all__ = ["StepRatio", "cifar_resnet18", "command_ratio", "step_ratio"]
 
 
 @dataclass(frozen=True)

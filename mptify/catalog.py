@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mptify.errors import BadSpec, UnknownModel
 
-__all__ = ["Entry", "all_entries", "resolve", "build", "example_inputs", "training_loss"]
+__all__ = ["Entry", "all_entries", "build", "example_inputs", "resolve", "training_loss"]
 
 _SOURCES = ("torchvision", "timm")
 
@@ -146,7 +146,8 @@ def example_inputs(entry: Entry, model: nn.Module, size: int | None = None, in_c
         return torch.randn(shape, generator=generator)
 
     if entry.source == "timm":
-        channels, height, width = model.pretrained_cfg.get("input_size", (3, 224, 224))
+        config: Any = model.pretrained_cfg
+        channels, height, width = config.get("input_size", (3, 224, 224))
         return (images(4, in_chans if in_chans != 3 else channels, size or height, size or width),)
     kind = torchvision_kind(entry.name)
     if kind == "detection":
@@ -174,7 +175,8 @@ def torchvision_kind(name: str) -> str:
     import torchvision
 
     where = torchvision.models.get_model_builder(name).__module__.split(".")
-    return where[2] if len(where) > 3 and where[2] in ("detection", "segmentation", "video", "optical_flow", "quantization") else "classification"
+    parts = ("detection", "segmentation", "video", "optical_flow", "quantization")
+    return where[2] if len(where) > 3 and where[2] in parts else "classification"
 
 
 def training_loss(output: Any) -> Tensor:
@@ -201,7 +203,9 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 @contextmanager
 def quick_init() -> Iterator[None]:
     """Skip the careful initialisation of large weights that surgery will draw anew anyway."""
-    names = ("kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "normal_", "uniform_", "trunc_normal_", "orthogonal_")
+    names = (
+        "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "normal_", "uniform_", "trunc_normal_", "orthogonal_",
+    )  # fmt: skip
     saved = {name: getattr(nn.init, name) for name in names}
 
     def quick(careful: Any) -> Any:

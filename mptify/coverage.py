@@ -21,10 +21,11 @@ from torch import nn
 from mptify import catalog
 from mptify.catalog import Entry
 from mptify.surgery import transform
-from mptify.surgery.trace import trace
 from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
+from mptify.surgery.plan import plan_of
+from mptify.surgery.trace import trace
 
-__all__ = ["MODES", "RUN_LIMIT", "check_model", "sweep", "read_rows", "summary", "markdown"]
+__all__ = ["MODES", "RUN_LIMIT", "check_model", "markdown", "read_rows", "summary", "sweep"]
 
 MODES = {"1/32": 0.8, "1/1": 0.75}  # bits -> the paper's usual prune rate
 RUN_LIMIT = 100_000_000  # parameters; larger models are checked for structure only
@@ -45,7 +46,7 @@ def check_model(entry: Entry, known: Mapping[str, str] | None = None) -> Row:
     try:
         model = _build_cheaply(entry)
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        row["signature"] = _signature(entry, model)
+        row["signature"] = _signature(model)
         for bits, prune in MODES.items():
             row["modes"][bits] = _check_structure(model, bits, prune)
         del model
@@ -59,7 +60,7 @@ def check_model(entry: Entry, known: Mapping[str, str] | None = None) -> Row:
     return row
 
 
-def _signature(entry: Entry, model: nn.Module) -> str:
+def _signature(model: nn.Module) -> str:
     """Two networks with the same one have the same modules, settings, shapes, graphs and input size."""
     graphs = [str(graph) for region in trace(model).regions for graph in region.graphs.values()]
     shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
@@ -78,11 +79,12 @@ def _build_cheaply(entry: Entry) -> nn.Module:
 
 def _check_structure(model: nn.Module, bits: str, prune: float) -> Row:
     ticketed = transform(model, bits=bits, prune=prune)
-    plan = ticketed.ticket_plan
+    plan = plan_of(ticketed)
+    weights = _weights_in(model)
     checks = {
         "I2": unnormalised_signs(ticketed),
         "I4": wrongly_trainable(ticketed),
-        "I5": lost_layers(ticketed) if plan.total == _weights_in(model) else [f"{plan.total} of {_weights_in(model)} weights accounted for"],
+        "I5": lost_layers(ticketed) if plan.total == weights else [f"{plan.total} of {weights} weights accounted for"],
     }
     return {
         "parts": len(plan.edits) if plan.untraced else 1,
@@ -109,7 +111,8 @@ def _weights_in(model: nn.Module) -> int:
                 if parameter is not None:
                     weights[id(parameter)] = parameter.numel()
         if type(module).__name__ == "CondConv2d":
-            weights[id(module.weight)] = module.weight.numel()
+            weight: Any = module.weight
+            weights[id(weight)] = weight.numel()
     return sum(weights.values())
 
 
@@ -342,7 +345,16 @@ def _left_table(rows: list[Row]) -> list[str]:
             found.append(f"| {row['model']} | `{layers[0][0]}`{more} | {sum(count for _, count in layers):,} | {reason} |")
     if not found:
         return []
-    return ["## What stays dense", "", "| model | layers | weights | reason |", "| --- | --- | ---: | --- |", *found, "", "## Every model", ""]
+    return [
+        "## What stays dense",
+        "",
+        "| model | layers | weights | reason |",
+        "| --- | --- | ---: | --- |",
+        *found,
+        "",
+        "## Every model",
+        "",
+    ]
 
 
 def _table_row(row: Row) -> str:

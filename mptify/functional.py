@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["kept_count", "select_mask", "select_survivors", "survivors", "gain", "sign", "sign_ste", "ticket_weight"]
+__all__ = ["gain", "kept_count", "select_mask", "select_survivors", "sign", "sign_ste", "survivors", "ticket_weight"]
 
 _MAGNITUDE_BITS = 0x7FFFFFFF  # of a float32: as integers, these order non-negative floats
 _INFINITY_BITS = 0x7F800000
@@ -39,10 +39,8 @@ def select_mask(scores: Tensor, kept: int) -> Tensor:
         return torch.ones(scores.shape, dtype=torch.bool, device=scores.device)
     magnitudes = flat.view(torch.int32) & _MAGNITUDE_BITS
     if flat.device.type == "cpu":
-        mask = _mask_at(magnitudes, _kth_largest(magnitudes, kept), kept)
-    else:
-        mask = _select_anywhere(magnitudes, kept)
-    return mask.view(scores.shape)
+        return _mask_at(magnitudes, _kth_largest(magnitudes, kept), kept).view(scores.shape)
+    return _select_anywhere(magnitudes, kept).view(scores.shape)
 
 
 def select_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
@@ -110,10 +108,8 @@ def _kth_largest(magnitudes: Tensor, kept: int) -> int:
 def _select_anywhere(magnitudes: Tensor, kept: int) -> Tensor:
     """The same mask in torch operations alone: nothing leaves the device, nothing waits for it."""
     rank = magnitudes.numel() - kept
-    if magnitudes.device.type == "mps":
-        threshold = magnitudes.sort().values[rank]
-    else:
-        threshold = magnitudes.kthvalue(rank + 1).values
+    on_mps = magnitudes.device.type == "mps"
+    threshold = magnitudes.sort().values[rank] if on_mps else magnitudes.kthvalue(rank + 1).values
     above = magnitudes > threshold
     tied = magnitudes == threshold
     return above | (tied & (tied.cumsum(0) <= kept - above.sum()))
@@ -168,10 +164,7 @@ class _TicketWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         scores, weight, gain = ctx.saved_tensors
-        if ctx.score_grad == "biprop":
-            grad = grad * weight
-        else:
-            grad = grad * sign(weight) * gain
+        grad = grad * weight if ctx.score_grad == "biprop" else grad * sign(weight) * gain
         if ctx.divide:
             grad = grad * torch.where(gain > 0, 1 / gain, 0.0)
         return grad * sign(scores), None, None, None, None, None, None
@@ -228,4 +221,3 @@ def sign_ste(x: Tensor, width: float = 1.0) -> Tensor:
     (paper, appendix A). Of the forward pass only `x` is kept alive.
     """
     return _SignSTE.apply(x, width)
-

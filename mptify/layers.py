@@ -19,12 +19,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mptify import functional, randomness
 from mptify.errors import CannotConvert
+from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.spec import TicketSpec
 
 __all__ = [
-    "Ticketed", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketConvTranspose1d", "TicketConvTranspose2d",
-    "TicketConvTranspose3d", "TicketLinear", "TicketParameter", "SharedThreshold", "Sign", "ChannelBatchNorm",
-    "TokenBatchNorm", "ScalarBatchNorm", "ticket_class",
+    "ChannelBatchNorm", "ScalarBatchNorm", "SharedThreshold", "Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d",
+    "TicketConvTranspose1d", "TicketConvTranspose2d", "TicketConvTranspose3d", "TicketLinear", "TicketParameter", "Ticketed",
+    "TokenBatchNorm", "ticket_class",
 ]  # fmt: skip
 
 
@@ -42,8 +43,18 @@ class Ticketed:
     weight_bits: int
     activation_bits: int
     score_grad: str
-    before: nn.Module | None
+    compute_dtype: torch.dtype
+    before: nn.Sequential | None
     threshold: SharedThreshold | None
+    training: bool
+    scores: Any  # these three are parameters
+    frozen: Any
+    offset: Any
+    _parameters: dict[str, Any]
+    _survivors: Any  # the caches: M ⊙ B, the gain, and the state of the scores they were made from
+    _gain: Any
+    _seen: tuple | None
+    _escapes: bool
 
     # -- making one ---------------------------------------------------------------------------------------------------
 
@@ -94,9 +105,7 @@ class Ticketed:
         shape, device = tuple(weight.shape), weight.device
         # A parameter, not a buffer: DistributedDataParallel sends buffers to every process again in every step.
         self._parameters["frozen"] = nn.Parameter(_frozen(weight, spec, name, fan_in, prune), requires_grad=False)
-        first = _on_device(
-            lambda: randomness.scores(spec.seed, name, weight.numel(), 1 / math.sqrt(fan_in)), shape, device
-        )
+        first = _on_device(lambda: randomness.scores(spec.seed, name, weight.numel(), 1 / math.sqrt(fan_in)), shape, device)
         self._parameters["scores"] = nn.Parameter(first)
         self._forget()
 
@@ -154,9 +163,7 @@ class Ticketed:
 
     def _compute_weight(self, scaled: bool) -> Tensor:
         survivors, gain = self._live()
-        return functional.weight_from_survivors(
-            self.scores, self.frozen, survivors, gain, self.weight_bits, self.score_grad, scaled
-        )
+        return functional.weight_from_survivors(self.scores, self.frozen, survivors, gain, self.weight_bits, self.score_grad, scaled)
 
     def _live(self) -> tuple[Tensor, Tensor]:
         r"""$M \odot B$ and the gain, up to date."""
@@ -307,9 +314,7 @@ def _frozen(weight: Tensor, spec: TicketSpec, name: str, fan_in: int, prune: flo
         return weight.detach().to(torch.float32).contiguous() + 0.0  # -0.0 becomes 0.0, whose sign is +1
     deviation = randomness.standard_deviation(fan_in, prune)
     shape = tuple(weight.shape)
-    return _on_device(
-        lambda: randomness.frozen_weight(spec.seed, name, shape, spec.init, deviation), shape, weight.device
-    )
+    return _on_device(lambda: randomness.frozen_weight(spec.seed, name, shape, spec.init, deviation), shape, weight.device)
 
 
 def _on_device(draw: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -318,31 +323,34 @@ def _on_device(draw: Any, shape: tuple[int, ...], device: torch.device) -> Tenso
     return torch.from_numpy(draw().reshape(shape)).to(device)
 
 
-class TicketConv1d(Ticketed, nn.Conv1d):
+# To a type checker these clash with torch's: `weight` can only be read, and `forward` takes whatever the layer's own does.
+
+
+class TicketConv1d(Ticketed, nn.Conv1d):  # type: ignore[misc, override]
     """A conv whose weights are a ticket's."""
 
 
-class TicketConv2d(Ticketed, nn.Conv2d):
+class TicketConv2d(Ticketed, nn.Conv2d):  # type: ignore[misc, override]
     """A conv whose weights are a ticket's."""
 
 
-class TicketConv3d(Ticketed, nn.Conv3d):
+class TicketConv3d(Ticketed, nn.Conv3d):  # type: ignore[misc, override]
     """A conv whose weights are a ticket's."""
 
 
-class TicketConvTranspose1d(Ticketed, nn.ConvTranspose1d):
+class TicketConvTranspose1d(Ticketed, nn.ConvTranspose1d):  # type: ignore[misc, override]
     """A transposed conv whose weights are a ticket's."""
 
 
-class TicketConvTranspose2d(Ticketed, nn.ConvTranspose2d):
+class TicketConvTranspose2d(Ticketed, nn.ConvTranspose2d):  # type: ignore[misc, override]
     """A transposed conv whose weights are a ticket's."""
 
 
-class TicketConvTranspose3d(Ticketed, nn.ConvTranspose3d):
+class TicketConvTranspose3d(Ticketed, nn.ConvTranspose3d):  # type: ignore[misc, override]
     """A transposed conv whose weights are a ticket's."""
 
 
-class TicketLinear(Ticketed, nn.Linear):
+class TicketLinear(Ticketed, nn.Linear):  # type: ignore[misc, override]
     """A linear layer whose weights are a ticket's."""
 
     channel_axis = -1
@@ -365,7 +373,7 @@ class TicketParameter(Ticketed, nn.Module):
         return apply_weight(self, getattr(F, function), x, None, *args, **kwargs)
 
 
-_STATIC: dict[type, type] = {
+_STATIC: dict[type, type[Ticketed]] = {
     nn.Conv1d: TicketConv1d,
     nn.Conv2d: TicketConv2d,
     nn.Conv3d: TicketConv3d,
@@ -374,11 +382,11 @@ _STATIC: dict[type, type] = {
     nn.ConvTranspose3d: TicketConvTranspose3d,
     nn.Linear: TicketLinear,
 }
-_DYNAMIC: dict[tuple, type] = {}
+_DYNAMIC: dict[tuple, Any] = {}
 _DYNAMIC_MODULE = f"{__name__}.dynamic"
 
 
-def ticket_class(layer_type: type, weight_name: str = "weight") -> type:
+def ticket_class(layer_type: type, weight_name: str = "weight") -> type[Ticketed]:
     """The ticket version of a layer class: `Ticket<Name>`, a `Ticketed` subclass of it, made once per class."""
     if layer_type in _STATIC and weight_name == "weight":
         return _STATIC[layer_type]
@@ -493,51 +501,3 @@ class SharedThreshold:
             if not own.is_meta:
                 layer.kept = int(own.sum())
             layer._set_survivors(functional.survivors(layer.frozen, own))
-
-
-# -- activations and the norms put before them -------------------------------------------------------------------------
-
-
-class Sign(nn.Module):
-    r"""$\mathrm{sign}(x)$ with $\mathrm{sign}(0) = +1$; backward $\max(0, \tfrac{2}{t}(1 - |x|/t))$, t = `width`."""
-
-    def __init__(self, width: float = 1.0):
-        super().__init__()
-        self.width = width
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.sign_ste(x, self.width)
-
-    def extra_repr(self) -> str:
-        return "" if self.width == 1 else f"width={self.width}"
-
-
-class ChannelBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm over dimension 1, whatever the number of dimensions behind it."""
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
-
-
-class TokenBatchNorm(nn.Module):
-    """BatchNorm over the last dimension: every token of every sample counts as one observation."""
-
-    def __init__(self, features: int, affine: bool = False, device: Any = None):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(features, affine=affine, device=device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x.reshape(-1, x.shape[-1])).view(x.shape)
-
-
-class ScalarBatchNorm(nn.Module):
-    """BatchNorm with one mean and variance for the whole tensor: for values whose channels can't be told."""
-
-    def __init__(self, affine: bool = False, device: Any = None):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(1, affine=affine, device=device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x.reshape(-1, 1)).view(x.shape)
-

@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-__all__ = ["signs", "magnitudes", "scores", "frozen_weight", "standard_deviation", "KAIMING_GAIN"]
+__all__ = ["KAIMING_GAIN", "frozen_weight", "magnitudes", "scores", "signs", "standard_deviation"]
 
 KAIMING_GAIN = math.sqrt(2)  # for ReLU-like nonlinearities, as in the paper
 _LN2 = 0.6931471805599453

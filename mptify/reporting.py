@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from mptify.errors import MptifyError
 from mptify.surgery import ticket_layers
-from mptify.surgery.plan import Plan
+from mptify.surgery.plan import plan_of
 from mptify.surgery.rewrite import parameter_kinds
 
 __all__ = ["LayerReport", "Report", "report", "tables"]
@@ -62,9 +61,7 @@ class Report:
 
 def report(model: nn.Module) -> Report:
     """Describe a ticket model: plain data, which `rich.print` shows as tables."""
-    plan: Plan | None = getattr(model, "ticket_plan", None)
-    if plan is None:
-        raise MptifyError("This is no ticket model; mptify.transform(model) makes one of it.")
+    plan = plan_of(model)
     live = ticket_layers(model)
     layers = []
     for planned in plan.layers:
@@ -72,7 +69,17 @@ def report(model: nn.Module) -> Report:
         gain = None if layer.scores.is_meta else round(float(layer.gain), 6)
         kept = layer.mask.sum().item() if plan.spec.scope == "global" and not layer.scores.is_meta else layer.kept
         layers.append(
-            LayerReport(planned.name, planned.kind, planned.shape, plan.spec.bits, int(kept), planned.count, planned.before, gain, planned.tied_to)
+            LayerReport(
+                name=planned.name,
+                kind=planned.kind,
+                shape=planned.shape,
+                bits=plan.spec.bits,
+                kept=int(kept),
+                count=planned.count,
+                before=planned.before,
+                gain=gain,
+                tied_to=planned.tied_to,
+            )
         )
     own = [layer for layer in layers if not layer.tied_to]
     trainable = _trainable(model)
@@ -128,8 +135,9 @@ def tables(report: Report) -> Group:
 
 def _layer_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, justify in (("layer", "left"), ("kind", "left"), ("shape", "left"), ("bits", "left"), ("kept", "right"), ("", "right"), ("input", "left")):
-        table.add_column(column, justify=justify, no_wrap=column in ("kind", "shape", "bits", "kept"), overflow="fold")  # type: ignore[arg-type]
+    for column in ("layer", "kind", "shape", "bits", "kept", "", "input"):
+        justify: Literal["left", "right"] = "right" if column in ("kept", "") else "left"
+        table.add_column(column, justify=justify, no_wrap=column in ("kind", "shape", "bits", "kept"), overflow="fold")
     for layer in report.layers:
         shape = "×".join(str(size) for size in layer.shape)
         share = f"{100 * layer.kept / layer.count:.1f} %"
@@ -144,7 +152,8 @@ def _totals(report: Report) -> Table:
     table.add_column()
     share = 100 * report.converted / report.weights
     table.add_row("")
-    table.add_row("converted", f"{report.converted:,} of {report.weights:,} conv and linear weights ({share:.2f} %), {len(report.layers)} layers")
+    weights = f"{report.converted:,} of {report.weights:,} conv and linear weights"
+    table.add_row("converted", f"{weights} ({share:.2f} %), {len(report.layers)} layers")
     table.add_row("kept", f"{report.kept:,} ({100 * report.kept / report.converted:.2f} %)")
     for name, count, reason in report.left_dense[:10]:
         table.add_row("left dense", f"{name}: {count:,} weights, {reason}")

@@ -36,37 +36,23 @@ class TicketSpec(BaseModel):
         default_factory=dict,
         description="Other fractions for the layers that a pattern matches; later patterns win.",
     )
-    scope: Literal["layer", "global"] = Field(
-        "layer", description="Prune each layer by its share, or all by one threshold."
-    )
-    floor: Fraction = Field(
-        0.01, description="With scope=global: the share of its weights that every layer keeps at least."
-    )
-    score_grad: Literal["biprop", "alpha"] = Field(
-        "biprop", description="Scale of the scores' gradient: |W|, or the gain."
-    )
+    scope: Literal["layer", "global"] = Field("layer", description="Prune each layer by its share, or all by one threshold.")
+    floor: Fraction = Field(0.01, description="With scope=global: the share of its weights that every layer keeps at least.")
+    score_grad: Literal["biprop", "alpha"] = Field("biprop", description="Scale of the scores' gradient: |W|, or the gain.")
     init: Literal["kaiming_normal", "signed_constant", "keep"] = Field(
         "kaiming_normal", description="Where the frozen weights come from; keep takes the model's own."
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the frozen weights and of the first scores.")
-    bias: Literal["drop", "learn"] = Field(
-        "drop", description="Biases of converted layers: dropped, as in Algorithm 1, or learned."
-    )
-    learn_bn: bool = Field(
-        False, description="Learn the norms' weight and bias (the paper's +BN); else they stay at 1 and 0."
-    )
+    bias: Literal["drop", "learn"] = Field("drop", description="Biases of converted layers: dropped, as in Algorithm 1, or learned.")
+    learn_bn: bool = Field(False, description="Learn the norms' weight and bias (the paper's +BN); else they stay at 1 and 0.")
     other: Literal["learn", "freeze"] = Field(
         "learn", description="Parameters that no mask covers: position embeddings, class tokens, layer scale."
     )
     bn: Literal["keep", "insert"] = Field(
         "keep", description="With 32-bit activations: insert puts a BatchNorm before each activation that lacks one."
     )
-    residual: Literal["binary", "real"] = Field(
-        "binary", description="With 1-bit activations: shortcuts carry ±1, or real values."
-    )
-    sign_width: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="Width t of the estimator behind each sign."
-    )
+    residual: Literal["binary", "real"] = Field("binary", description="With 1-bit activations: shortcuts carry ±1, or real values.")
+    sign_width: float = Field(1.0, gt=0, allow_inf_nan=False, description="Width t of the estimator behind each sign.")
     include: Patterns = Field((), description="Convert only the layers that one of these patterns matches.")
     exclude: Patterns = Field((), description="Leave the layers dense that one of these patterns matches.")
     dense: Annotated[tuple[Literal["first", "last", "depthwise"], ...], BeforeValidator(_as_tuple)] = Field(
@@ -114,5 +100,5 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         hint = f"; did you mean {near[0]!r}?" if near else f"; the settings are {', '.join(model.model_fields)}."
         return f"There is no setting {name!r}{hint}"
     reason = first["msg"].replace("Input should be", "should be")
-    description = model.model_fields[first["loc"][0]].description if first["loc"] else ""
+    description = model.model_fields[str(first["loc"][0])].description if first["loc"] else ""
     return f"{name}={first['input']!r}: {reason}. {description}".strip()

@@ -12,9 +12,9 @@ LEVELS = [
     ["errors"],
     ["spec"],
     ["functional", "randomness"],
-    ["layers"],
+    ["layers", "norms"],
     ["surgery"],
-    ["catalog", "reporting", "picture"],
+    ["catalog", "reporting", "picture", "outline"],
     ["coverage", "bench"],
     ["cli"],
 ]

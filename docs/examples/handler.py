@@ -18,9 +18,7 @@ class Dense(nn.Module):
 
 @mptify.register(Dense)
 def describe(layer):
-    return mptify.Handler(
-        weight="kernel", inputs=layer.width_in, outputs=layer.width_out, axis=-1, fan_in=layer.width_in, kind="Dense"
-    )
+    return mptify.Handler(weight="kernel", inputs=layer.width_in, outputs=layer.width_out, axis=-1, fan_in=layer.width_in, kind="Dense")
 
 
 model = nn.Sequential(Dense(16, 32), nn.ReLU(), Dense(32, 10))

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from mptify.errors import MptifyError
 
-__all__ = ["console", "check_writable", "write_whole"]
+__all__ = ["check_writable", "console", "write_whole"]
 
 
 def console() -> Console:

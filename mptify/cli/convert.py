@@ -12,7 +12,9 @@ __all__ = ["convert"]
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="resnet18, timm:vit_tiny_patch16_224, torchvision:vgg16, ...; `mptify zoo --list` shows all.")],
+    model: Annotated[
+        str, typer.Argument(help="resnet18, timm:vit_tiny_patch16_224, torchvision:vgg16, ...; `mptify zoo --list` shows all.")
+    ],
     bits: Annotated[str, typer.Option(help="Bits per weight / bits per activation: 1/32, 1/1, 32/32 or 32/1.")] = "1/32",
     prune: Annotated[float, typer.Option(help="The fraction of weights removed, at least 0 and below 1.")] = 0.5,
     prune_at: Annotated[list[str] | None, typer.Option(help="Another fraction for some layers: PATTERN=FRACTION. May be repeated.")] = None,
@@ -20,7 +22,9 @@ def convert(
     exclude: Annotated[list[str] | None, typer.Option(help="Leave layers dense that match this pattern. May be repeated.")] = None,
     dense: Annotated[list[str] | None, typer.Option(help="Leave these dense: first, last, depthwise. May be repeated.")] = None,
     residual: Annotated[str, typer.Option(help="With 1-bit activations, what shortcuts carry: binary or real.")] = "binary",
-    bn: Annotated[str, typer.Option(help="With 32-bit activations: insert puts a BatchNorm before each activation; keep does not.")] = "keep",
+    bn: Annotated[
+        str, typer.Option(help="With 32-bit activations: insert puts a BatchNorm before each activation; keep does not.")
+    ] = "keep",
     scope: Annotated[str, typer.Option(help="Prune each layer by its share (layer), or all by one threshold (global).")] = "layer",
     floor: Annotated[float, typer.Option(help="With --scope global: the share that every layer keeps at least.")] = 0.01,
     learn_bn: Annotated[bool, typer.Option("--learn-bn", help="Learn the norms' weight and bias.")] = False,

@@ -11,12 +11,16 @@ import typer
 
 __all__ = ["zoo"]
 
+_ROWS = Path("zoo/rows.jsonl")
+
 
 def zoo(
     everything: Annotated[bool, typer.Option("--all", help="Every model of torchvision and timm.")] = False,
-    pattern: Annotated[str | None, typer.Option("--filter", help="Only the models whose name this pattern matches, such as 'timm:vit_*'.")] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--filter", help="Only the models whose name this pattern matches, such as 'timm:vit_*'.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes to use.")] = os.cpu_count() or 1,
-    rows: Annotated[Path, typer.Option(help="Where a row per model is kept; a sweep goes on from what it finds there.")] = Path("zoo/rows.jsonl"),
+    rows: Annotated[Path, typer.Option(help="Where a row per model is kept; a sweep goes on from what it finds there.")] = _ROWS,
     table: Annotated[Path | None, typer.Option(help="Write the coverage table (Markdown) of all rows.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Check those again that failed.")] = False,
     names: Annotated[bool, typer.Option("--list", help="Print the names and stop.")] = False,
@@ -29,7 +33,7 @@ def zoo(
     from mptify.cli.console import check_writable, console, write_whole
     from mptify.errors import BadSpec
 
-    chosen = [entry for entry in catalog.all_entries() if pattern is None or fnmatchcase(str(entry), pattern) or fnmatchcase(entry.name, pattern)]
+    chosen = [entry for entry in catalog.all_entries() if pattern is None or _matches(entry, pattern)]
     if not chosen:
         raise BadSpec(f"--filter {pattern!r} matches no model; `mptify zoo --list` shows all names.")
     if names:
@@ -64,6 +68,10 @@ def zoo(
         raise typer.Exit(1)
 
 
+def _matches(entry: Any, pattern: str) -> bool:
+    return fnmatchcase(str(entry), pattern) or fnmatchcase(entry.name, pattern)
+
+
 def _sweep(coverage: Any, chosen: list[Any], rows: Path, jobs: int, console: Any) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -83,4 +91,5 @@ def _sweep(coverage: Any, chosen: list[Any], rows: Path, jobs: int, console: Any
 
 
 def _failures(row: dict[str, Any]) -> str:
-    return "; ".join(f"{check} in {bits}: {', '.join(names)}" for bits, mode in row["modes"].items() for check, names in mode["failed"].items())
+    failed = [(check, bits, names) for bits, mode in row["modes"].items() for check, names in mode["failed"].items()]
+    return "; ".join(f"{check} in {bits}: {', '.join(names)}" for check, bits, names in failed)

@@ -13,7 +13,7 @@ from mptify.surgery.plan import Plan, make_plan
 from mptify.surgery.rewrite import rewrite
 from mptify.surgery.trace import trace
 
-__all__ = ["transform", "plan", "ticket_layers", "Handler", "Plan", "register"]
+__all__ = ["Handler", "Plan", "plan", "register", "ticket_layers", "transform"]
 
 
 def transform(model: nn.Module, **settings: Any) -> nn.Module:

@@ -30,7 +30,7 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
         module.__class__ = TicketMultiheadAttention
 
     def _weight(self, attribute: str) -> Tensor | None:
-        ticket = self._modules.get(f"{attribute}_ticket")
+        ticket: Any = self._modules.get(f"{attribute}_ticket")
         return self._parameters.get(attribute) if ticket is None else ticket.weight
 
     in_proj_weight = property(lambda self: self._weight("in_proj_weight"))
@@ -50,9 +50,7 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         if getattr(self.out_proj, "activation_bits", 32) == 32:
-            return super().forward(
-                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
-            )
+            return super().forward(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
         batched = query.dim() == 3
         if not batched:
             query, key, value = (one.unsqueeze(0 if self.batch_first else 1) for one in (query, key, value))
@@ -94,9 +92,7 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
         ticket = self.in_proj_weight_ticket
         if same:
             return list(apply_weight(ticket, F.linear, query, bias).chunk(3, dim=-1))
-        return [
-            apply_weight(ticket, F.linear, one, bias).chunk(3, dim=-1)[i] for i, one in enumerate((query, key, value))
-        ]
+        return [apply_weight(ticket, F.linear, one, bias).chunk(3, dim=-1)[i] for i, one in enumerate((query, key, value))]
 
     def _append(self, heads: Tensor, bias: Tensor | None) -> Tensor:
         assert bias is not None

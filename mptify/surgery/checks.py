@@ -14,16 +14,19 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from mptify.layers import ChannelBatchNorm, ScalarBatchNorm, Sign, Ticketed, TokenBatchNorm
+from mptify.layers import Ticketed
+from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.surgery import ticket_layers
+from mptify.surgery.plan import plan_of
 from mptify.surgery.rewrite import TicketGraph, parameter_kinds
 
-__all__ = ["lost_layers", "unnormalised_signs", "real_inputs", "watch_inputs", "wrongly_trainable", "bad_gradients"]
+__all__ = ["bad_gradients", "lost_layers", "real_inputs", "unnormalised_signs", "watch_inputs", "wrongly_trainable"]
 
 _CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 _TRANSPARENT_MODULES = (
-    nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd, nn.Flatten, nn.Upsample, nn.PixelShuffle, nn.ChannelShuffle,
+    nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.Flatten, nn.Upsample, nn.PixelShuffle,
+    nn.ChannelShuffle,
 )  # fmt: skip
 
 
@@ -86,11 +89,12 @@ def _of_shape(node: fx.Node) -> bool:
 
 
 _KEEPING = {
-    "add", "iadd", "sub", "cat", "concat", "stack", "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze",
-    "expand", "contiguous", "clone", "chunk", "split", "unbind", "getitem", "roll", "mean", "dropout", "pad", "interpolate", "max_pool1d",
-    "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool3d", "repeat", "flip", "select",
-    "to", "tensor_split", "narrow", "window_partition", "window_reverse", "amax", "adaptive_max_pool2d", "unfold", "movedim", "channel_shuffle", "index_select", "t",
-    "pixel_shuffle", "pixel_unshuffle", "repeat_interleave", "swapaxes", "expand_as", "type_as", "float",
+    "add", "iadd", "sub", "cat", "concat", "stack", "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze",
+    "unsqueeze", "expand", "contiguous", "clone", "chunk", "split", "unbind", "getitem", "roll", "mean", "dropout", "pad",
+    "interpolate", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d",
+    "adaptive_avg_pool1d", "adaptive_avg_pool3d", "repeat", "flip", "select", "to", "tensor_split", "narrow", "window_partition",
+    "window_reverse", "amax", "adaptive_max_pool2d", "unfold", "movedim", "channel_shuffle", "index_select", "t", "pixel_shuffle",
+    "pixel_unshuffle", "repeat_interleave", "swapaxes", "expand_as", "type_as", "float",
 }  # fmt: skip
 
 
@@ -157,12 +161,12 @@ def real_inputs(model: nn.Module, run: Callable[[], Any]) -> tuple[set[str], set
 
 def lost_layers(model: nn.Module) -> list[str]:
     """I5: planned layers that are not there."""
-    return sorted({layer.name for layer in model.ticket_plan.layers} - set(ticket_layers(model)))
+    return sorted({layer.name for layer in plan_of(model).layers} - set(ticket_layers(model)))
 
 
 def wrongly_trainable(model: nn.Module) -> list[str]:
     """I4, first half: parameters that require grad against the spec, or don't although it names them."""
-    spec = model.ticket_plan.spec
+    spec = plan_of(model).spec
     wanted = {
         "scores": True,
         "frozen": False,

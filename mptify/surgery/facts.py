@@ -42,15 +42,21 @@ UNKNOWN = Fact()
 _SAME = {"identity", "contiguous", "clone", "detach", "to", "type_as", "float", "half", "bfloat16", "requires_grad_", "dropout0"}
 _SHAPING = {
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand",
-    "expand_as", "repeat", "repeat_interleave", "roll", "flip", "movedim", "moveaxis", "chunk", "split", "unbind", "tensor_split", "getitem", "narrow",
-    "select", "index_select", "gather", "t", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "rearrange", "window_partition", "window_reverse",
-    "unfold", "tile", "rot90", "blockify", "deblockify", "window_partition_nchw", "window_reverse_nchw", "grid_partition", "grid_reverse",
-    "grid_partition_nchw", "grid_reverse_nchw",
+    "expand_as", "repeat", "repeat_interleave", "roll", "flip", "movedim", "moveaxis", "chunk", "split", "unbind", "tensor_split",
+    "getitem", "narrow", "select", "index_select", "gather", "t", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    "rearrange", "window_partition", "window_reverse", "unfold", "tile", "rot90", "blockify", "deblockify", "window_partition_nchw",
+    "window_reverse_nchw", "grid_partition", "grid_reverse", "grid_partition_nchw", "grid_reverse_nchw",
 }  # fmt: skip
 _ADDS = {"add", "iadd", "add_", "radd", "sub", "isub", "sub_", "rsub"}
 _POOLS = {"max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"}
-_GLOBAL_POOLS = {"adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "mean", "amax", "global_pool_nlc", "global_pool"}
-_ELEMENTWISE = {"mul", "imul", "mul_", "div", "truediv", "sigmoid", "hardsigmoid", "softmax", "exp", "neg", "pow", "abs", "sqrt", "dropout", "clamp", "rsqrt", "softplus"}
+_GLOBAL_POOLS = {
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "mean", "amax", "global_pool_nlc",
+    "global_pool",
+}  # fmt: skip
+_ELEMENTWISE = {
+    "mul", "imul", "mul_", "div", "truediv", "sigmoid", "hardsigmoid", "softmax", "exp", "neg", "pow", "abs", "sqrt", "dropout",
+    "clamp", "rsqrt", "softplus",
+}  # fmt: skip
 
 
 def node_kind(node: fx.Node, module: nn.Module | None) -> str:
@@ -154,7 +160,7 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Cal
         return _after_norm(module, first)
     if kind in _SAME:
         return first
-    if kind in ("maxpool", "upsample_nearest") or kind in _POOLS and kind.startswith("max"):
+    if kind in ("maxpool", "upsample_nearest") or (kind in _POOLS and kind.startswith("max")):
         return replace(first, summed=False)
     if kind in ("avgpool", "upsample", "interpolate") or kind in _POOLS:
         return replace(first, binary=False, summed=False)

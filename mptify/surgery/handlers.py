@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from mptify.errors import CannotConvert
 from mptify.layers import ticket_class
 from mptify.spec import TicketSpec
 
-__all__ = ["Handler", "register", "find", "is_activation", "is_activation_function", "fused_activation"]
+__all__ = ["Handler", "find", "fused_activation", "is_activation", "is_activation_function", "register"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def find(module: nn.Module) -> Handler | None:
 
 def check_convertible(name: str, module: nn.Module) -> None:
     """Raise for layers whose weights can't be replaced: quantized to integers, or not yet made."""
-    if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")) and hasattr(module, "_packed_params"):
+    quantized = type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"))
+    if quantized and hasattr(module, "_packed_params"):
         raise CannotConvert(
             f"{name}: {type(module).__name__} holds integer weights; mptify converts the float model, so build it without quantize=True."
         )
@@ -135,7 +136,9 @@ def _standardized_conv(layer: Any) -> Handler:
 
     same = getattr(layer, "same_pad", False)
     plain = _conv(layer)
-    return Handler(**{**plain.__dict__, "stands_for": _standardized, "as_type": Conv2dSame if same else nn.Conv2d, "drop": ("gain", "scale")})
+    assert plain is not None
+    as_type = Conv2dSame if same else nn.Conv2d
+    return replace(plain, stands_for=_standardized, as_type=as_type, drop=("gain", "scale"))
 
 
 def _standardized(layer: Any) -> Tensor:

@@ -11,22 +11,22 @@ The rules for 1-bit activations (design, section 4), decided per traced graph fr
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import fx, nn
-from torch.nn import functional as F
 
-from mptify.errors import BadSpec, LeftDense, NothingToConvert
+from mptify.errors import BadSpec, LeftDense, MptifyError, NothingToConvert
 from mptify.functional import kept_count
 from mptify.spec import TicketSpec
 from mptify.surgery import handlers
 from mptify.surgery.facts import CONTRACTIONS, Fact, argument, node_kind, walk
-from mptify.surgery.trace import Region, Traced
+from mptify.surgery.trace import Region, Traced, join
+from mptify.surgery.weights import weights_of
 
-__all__ = ["Plan", "PlannedLayer", "LeftLayer", "RegionEdits", "NormBefore", "make_plan"]
+__all__ = ["LeftLayer", "NormBefore", "Plan", "PlannedLayer", "RegionEdits", "make_plan", "plan_of"]
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,14 @@ def make_plan(traced: Traced, spec: TicketSpec) -> Plan:
     return _Planner(traced, spec).plan()
 
 
+def plan_of(model: nn.Module) -> Plan:
+    """The plan that a ticket model was made by."""
+    plan: Plan | None = getattr(model, "ticket_plan", None)
+    if plan is None:
+        raise MptifyError("This is no ticket model; mptify.transform(model) makes one of it.")
+    return plan
+
+
 @dataclass
 class _Read:
     """One place where a graph uses a layer's weight: on which value, by which node."""
@@ -148,7 +156,7 @@ class _Planner:
     def __init__(self, traced: Traced, spec: TicketSpec):
         self.traced, self.spec = traced, spec
         self.model = traced.model
-        self.found = dict(_weights_of(traced))
+        self.found = dict(weights_of(traced))
         if not self.found:
             raise NothingToConvert("The model has no conv or linear weight, so there is nothing to make a ticket of.")
         self.before: dict[str, str] = {}
@@ -201,7 +209,7 @@ class _Planner:
                 reads = list(self._reads(region, graph))
                 ends = _downstream_free([read.node for read in reads])
                 for read in reads:
-                    if read.value is not None and facts[read.value].pixels or self._looks_like_pixels(region, read):
+                    if (read.value is not None and facts[read.value].pixels) or self._looks_like_pixels(region, read):
                         self.pixel_readers.add(read.layer)
                     if region.path == "" and read.node in ends:
                         self.last.append(read.layer)
@@ -236,7 +244,9 @@ class _Planner:
         return reasons
 
     def _account(self, reasons: dict[str, str]) -> tuple[list[PlannedLayer], list[LeftLayer]]:
-        layers, left, owners = [], [], {}
+        layers: list[PlannedLayer] = []
+        left: list[LeftLayer] = []
+        owners: dict[int, str] = {}
         for name, weight in self.found.items():
             if name not in reasons and name not in self.reached:
                 reasons[name] = "not reached by forward()"
@@ -284,7 +294,7 @@ class _Planner:
         if not self.signs and self.spec.bn != "insert":
             return
         regions = [region for region in self.traced.regions if region.graphs]
-        handled = {_join(r.path, str(n.target)) for r in regions for g in r.graphs.values() for n in g.nodes if n.op == "call_module"}
+        handled = {join(r.path, str(n.target)) for r in regions for g in r.graphs.values() for n in g.nodes if n.op == "call_module"}
         for name, module in self.model.named_modules():
             inside = any(name.startswith(path + ".") or not path for path in self.traced.untraced)
             if inside and handlers.is_activation(module) and name not in handled:
@@ -296,21 +306,21 @@ class _Planner:
         """Every use of a ticketable weight in the graph."""
         for node in graph.nodes:
             if node.op == "call_module":
-                name = _join(region.path, self._canonical(region, node.target))
+                name = join(region.path, self._canonical(region, node.target))
                 if name in self.found:
                     weight = self.found[name]
                     value = next((one for one in node.args if isinstance(one, fx.Node)), None) or next(iter(node.all_input_nodes), None)
                     yield _Read(node, name, value, weight.axis, weight.inputs)
             elif node.op == "get_attr":
-                name = self._owner_of(region, str(node.target))
-                if name is None:
+                owner = self._owner_of(region, str(node.target))
+                if owner is None:
                     continue
-                weight = self.found[name]
+                weight = self.found[owner]
                 for user in node.users:
                     if user.op == "call_function" and user.target in CONTRACTIONS and argument(user, 1, "weight") is node:
-                        yield _Read(user, name, argument(user, 0, "input"), weight.axis, weight.inputs, functional=True)
+                        yield _Read(user, owner, argument(user, 0, "input"), weight.axis, weight.inputs, functional=True)
                     elif user.op != "output" and not _only_looks(user):
-                        yield _Read(user, name, None, weight.axis, weight.inputs, functional=True)
+                        yield _Read(user, owner, None, weight.axis, weight.inputs, functional=True)
 
     def _canonical(self, region: Region, target: Any) -> str:
         module = region.module.get_submodule(target)
@@ -326,7 +336,7 @@ class _Planner:
         return self._names_cache
 
     def _owner_of(self, region: Region, target: str) -> str | None:
-        full = _join(region.path, target)
+        full = join(region.path, target)
         if full in self.found:
             return full
         owner, _, attribute = full.rpartition(".")
@@ -335,13 +345,12 @@ class _Planner:
 
     def _graph(self, region: Region, graph: fx.Graph, reasons: dict[str, str]) -> RegionEdits:
         edits = RegionEdits()
-        reads = [read for read in self._reads(region, graph)]
+        reads = list(self._reads(region, graph))
         self.reached.update(read.layer for read in reads)
         if not self.signs and self.spec.bn == "keep":
             return edits
         kinds = {
-            node: node_kind(node, region.module.get_submodule(node.target) if node.op == "call_module" else None)
-            for node in graph.nodes
+            node: node_kind(node, region.module.get_submodule(node.target) if node.op == "call_module" else None) for node in graph.nodes
         }
         activations = [node for node in graph.nodes if kinds[node] == "activation"]
         if not self.signs:
@@ -361,7 +370,7 @@ class _Planner:
                 edits.signs[node.name] = None if value.normalised else _norm_for(value, node, kinds, region)
         if region.path == "" and self.traced.whole:
             late = _downstream_free([node for node in activations if node not in vanished], {read.node for read in reads})
-            self.late_signs.update(_join(region.path, node.meta["site"]) for node in late)
+            self.late_signs.update(join(region.path, node.meta["site"]) for node in late)
         self._move_pools(edits, graph, kinds, set(edits.signs), region)
         self._binarize_reads(edits, reads, facts, reasons)
         return edits
@@ -416,7 +425,7 @@ def _norm_for(fact: Fact, node: fx.Node, kinds: dict[fx.Node, str], region: Regi
     while reader is not None and len(reader.users) == 1:
         reader = next(iter(reader.users))
         if kinds[reader] == "layer":
-            handler = handlers.find(region.module.get_submodule(reader.target))
+            handler = handlers.find(region.module.get_submodule(str(reader.target)))
             assert handler is not None
             return NormBefore(handler.inputs, handler.axis)
         if kinds[reader] not in ("identity", "dropout", "dropout0", "maxpool", "avgpool"):
@@ -437,86 +446,8 @@ def _downstream_free(nodes: list[fx.Node], targets: set[fx.Node] | None = None) 
     """Those of `nodes` from which none of `targets` (of the nodes themselves, unless given) can be reached."""
     if not nodes:
         return set()
-    inner, leads = set(nodes) if targets is None else targets, {}
+    inner = set(nodes) if targets is None else targets
+    leads: dict[fx.Node, bool] = {}
     for node in reversed(list(nodes[0].graph.nodes)):
         leads[node] = any(user in inner or leads[user] for user in node.users)
     return {node for node in nodes if not leads[node]}
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-# -- every weight there is -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FoundWeight:
-    """A conv or linear weight of the model, whoever holds it."""
-
-    tensor: Any
-    kind: str
-    inputs: int
-    axis: int
-    attribute: str = "weight"
-    owner: str = ""
-    depthwise: bool = False
-    obstacle: str = ""
-
-    @property
-    def count(self) -> int:
-        return self.tensor.numel()
-
-
-def _weights_of(traced: Traced) -> Iterable[tuple[str, FoundWeight]]:
-    for name, module in traced.model.named_modules():
-        handlers.check_convertible(name, module)
-        if isinstance(module, nn.MultiheadAttention):
-            yield from _attention_weights(name, module)
-        handler = handlers.find(module)
-        if handler is not None:
-            tensor = handler.stands_for(module).detach() if handler.stands_for else getattr(module, handler.weight)
-            hooked = not handler.stands_for and handler.weight not in module._parameters
-            yield name, FoundWeight(
-                module._parameters.get(handler.weight, tensor) if not handler.stands_for else tensor,
-                handler.kind or type(module).__name__,
-                handler.inputs,
-                handler.axis,
-                attribute=handler.weight,
-                depthwise=handler.depthwise,
-                obstacle="a hook recomputes its weight" if hooked else "",
-            )
-    yield from _bare_parameters(traced)
-
-
-def _attention_weights(name: str, module: nn.MultiheadAttention) -> Iterable[tuple[str, FoundWeight]]:
-    for attribute in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        parameter = module._parameters.get(attribute)
-        if parameter is not None:
-            yield _join(name, attribute), FoundWeight(parameter, "MultiheadAttention", parameter.shape[1], -1, attribute, owner=name)
-
-
-def _bare_parameters(traced: Traced) -> Iterable[tuple[str, FoundWeight]]:
-    """Parameters that a traced `forward` hands to `F.linear` or `F.conv*` itself."""
-    found: dict[str, FoundWeight] = {}
-    for region in traced.regions:
-        for graph in region.graphs.values():
-            for node in graph.nodes:
-                if node.op != "call_function" or node.target not in CONTRACTIONS:
-                    continue
-                weight = argument(node, 1, "weight")
-                if not isinstance(weight, fx.Node) or weight.op != "get_attr":
-                    continue
-                owner, _, attribute = str(weight.target).rpartition(".")
-                module = region.module.get_submodule(owner)
-                parameter = module._parameters.get(attribute)
-                if parameter is None or handlers.find(module) is not None:
-                    continue
-                axis = -1 if node.target is F.linear else 1
-                groups = node.kwargs.get("groups", node.args[6] if len(node.args) > 6 else 1)
-                inputs = parameter.shape[1] * (groups if isinstance(groups, int) and axis == 1 else 1)
-                kind = "F." + node.target.__name__
-                found[_join(region.path, str(weight.target))] = FoundWeight(
-                    parameter, kind, inputs, axis, attribute, owner=_join(region.path, owner)
-                )
-    yield from found.items()

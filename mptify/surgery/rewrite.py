@@ -13,14 +13,15 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from mptify.errors import MptifyError
-from mptify.layers import ChannelBatchNorm, ScalarBatchNorm, SharedThreshold, Sign, Ticketed, TicketParameter, TokenBatchNorm
+from mptify.layers import SharedThreshold, Ticketed, TicketParameter
+from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.spec import TicketSpec
 from mptify.surgery import handlers
 from mptify.surgery.attention import TicketMultiheadAttention
 from mptify.surgery.plan import NormBefore, Plan, PlannedLayer, RegionEdits
 from mptify.surgery.trace import Region, Traced
 
-__all__ = ["rewrite", "TicketGraph"]
+__all__ = ["TicketGraph", "rewrite"]
 
 
 def rewrite(traced: Traced, plan: Plan) -> nn.Module:
@@ -28,7 +29,8 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
 
     Afterwards nothing is shared with the original model, and only what the spec names requires grad.
     """
-    model, spec = traced.model, plan.spec
+    model: Any = traced.model
+    spec = plan.spec
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     _own_tensors_(model, plan)
     layers = _swap_layers_(model, plan)
@@ -119,7 +121,7 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
         else:
             _give_properties_(owner, parameters)
         if plan.spec.bias == "drop" and isinstance(owner, nn.MultiheadAttention):
-            owner.in_proj_bias = None
+            owner.register_parameter("in_proj_bias", None)
     return tickets
 
 
@@ -153,9 +155,7 @@ _OWNER_CLASSES: dict[tuple, type] = {}
 def _owner_class(base: type, attributes: tuple[str, ...]) -> type:
     key = (base, attributes)
     if key not in _OWNER_CLASSES:
-        body: dict[str, Any] = {
-            name: property(lambda self, name=name: self._modules[f"{name}_ticket"].weight) for name in attributes
-        }
+        body: dict[str, Any] = {name: _computed_weight(name) for name in attributes}
         body["__reduce__"] = lambda self: (_empty_owner, (base, attributes), self.__dict__)
         body["__module__"] = base.__module__
         body["original_type"] = base
@@ -163,8 +163,12 @@ def _owner_class(base: type, attributes: tuple[str, ...]) -> type:
     return _OWNER_CLASSES[key]
 
 
+def _computed_weight(name: str) -> property:
+    return property(lambda self: self._modules[f"{name}_ticket"].weight)
+
+
 def _empty_owner(base: type, attributes: tuple[str, ...]) -> Any:
-    cls = _owner_class(base, attributes)
+    cls: Any = _owner_class(base, attributes)
     return cls.__new__(cls)
 
 
@@ -191,9 +195,7 @@ def _edited_region(
 
 
 class _GraphEditor:
-    def __init__(
-        self, region: Region, graph: fx.Graph, edits: RegionEdits, layers: dict[str, Any], spec: TicketSpec, device: Any
-    ):
+    def __init__(self, region: Region, graph: fx.Graph, edits: RegionEdits, layers: dict[str, Any], spec: TicketSpec, device: Any):
         self.region, self.graph, self.edits, self.layers = region, graph, edits, layers
         self.root, self.spec, self.device = region.module, spec, device
         self.nodes = {node.name: node for node in graph.nodes}
@@ -207,10 +209,10 @@ class _GraphEditor:
             self.nodes[name] = node.all_input_nodes[0]
             node.replace_all_uses_with(self.nodes[name])
             self.graph.erase_node(node)
-        for name, norm in self.edits.norms.items():
+        for name, inserted in self.edits.norms.items():
             node = self.nodes[name]
             value = node.all_input_nodes[0]
-            node.replace_input_with(value, self._normalised(value, norm, node, _site(node)))
+            node.replace_input_with(value, self._normalised(value, inserted, node, _site(node)))
         for name, norm in self.edits.signs.items():
             self._sign_for_activation(self.nodes[name], norm)
         for name, norm in self.edits.edges.items():
@@ -297,14 +299,15 @@ class _GraphEditor:
         rest = tuple(node.args[3:])
         options = {k: v for k, v in node.kwargs.items() if k not in names}
         ticket = self.layers[layer]
+        function: Any = node.target
         with self.graph.inserting_before(node):
             if isinstance(ticket, TicketParameter):
-                call = self.graph.call_module(f"{relative}_ticket", (given["input"], node.target.__name__, *rest), options)
+                call = self.graph.call_module(f"{relative}_ticket", (given["input"], function.__name__, *rest), options)
             else:
                 call = self.graph.call_module(relative, (given["input"],))
             bias = given.get("bias")
             if isinstance(bias, fx.Node) and not self._is_own_bias(bias, relative):
-                shape = (-1,) + (1,) * _spatial_dims(node.target)
+                shape = (-1,) + (1,) * _spatial_dims(function)
                 call = self.graph.call_function(torch.add, (call, self.graph.call_method("view", (bias, *shape))))
         node.replace_all_uses_with(call)
         self.graph.erase_node(node)
@@ -356,6 +359,8 @@ class TicketGraph(fx.GraphModule):
     """
 
     _KEPT_METHODS = ("no_weight_decay", "group_matcher", "get_classifier")
+    _graphs: dict[bool, fx.Graph]  # by mode; False also serves for a mode that has none
+    original_type: type
 
     @classmethod
     def of(cls, root: nn.Module, graphs: dict[bool, fx.Graph]) -> TicketGraph:
@@ -393,13 +398,13 @@ class TicketGraph(fx.GraphModule):
         wanted = graphs.get(mode, graphs.get(False))
         if wanted is not None and wanted is not self._graph:
             self.graph = wanted
-        return super().train(mode)  # type: ignore[return-value]
+        return super().train(mode)
 
     def __deepcopy__(self, memo: Any) -> TicketGraph:
         graphs, self._graphs = self._graphs, {}
         modules = self.__dict__["_modules"]
         try:
-            copied = super().__deepcopy__(memo)
+            copied: Any = super().__deepcopy__(memo)
         finally:
             self._graphs = graphs
         for name, module in modules.items():  # fx copies only what the active graph calls

@@ -113,25 +113,23 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
     for name in sorted(reached):
         leaf = module.get_submodule(name)
         if id(leaf) not in seen and handlers.find(leaf) is None:
-            _open(traced, _join(path, name), leaf, seen)
+            _open(traced, join(path, name), leaf, seen)
         seen.add(id(leaf))
 
 
 def _open_children(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
     for name, child in module.named_children():
-        _open(traced, _join(path, name), child, seen)
+        _open(traced, join(path, name), child, seen)
 
 
-def _join(path: str, name: str) -> str:
+def join(path: str, name: str) -> str:
+    """The dotted name of what `path` holds under `name`; the model itself is the empty path."""
     return f"{path}.{name}" if path else name
 
 
 def _is_interesting(module: nn.Module) -> bool:
     """Whether there is anything to convert in it: a layer, or a parameter that it may use as one."""
-    return any(
-        handlers.find(part) is not None or (part._parameters and not isinstance(part, _PRIMITIVES))
-        for part in module.modules()
-    )
+    return any(handlers.find(part) is not None or (part._parameters and not isinstance(part, _PRIMITIVES)) for part in module.modules())
 
 
 def _has_own_forward(module: nn.Module) -> bool:
@@ -176,8 +174,9 @@ def _trace_once(module: nn.Module, opaque: set[type]) -> fx.Graph:
 
 
 def _random_states() -> tuple:
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), (kind, keys.tobytes(), *rest), torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
+    state: Any = np.random.get_state()
+    kind, keys, *rest = state
+    return random.getstate(), (kind, keys.tobytes(), *rest), torch.get_rng_state().numpy().tobytes()
 
 
 def _bring_constants_(module: nn.Module, scratch: nn.Module, graphs: dict[bool, fx.Graph]) -> None:
@@ -224,7 +223,7 @@ class RegionTracer(fx.Tracer):
 
     def __init__(self, opaque: Collection[type] = ()):
         modules, functions = _timm_notrace()
-        super().__init__(autowrap_modules=(math,), autowrap_functions=functions, param_shapes_constant=True)
+        super().__init__(autowrap_modules=(math,), autowrap_functions=tuple(functions), param_shapes_constant=True)
         self.opaque = (*modules, *opaque)
         self.calls: dict[str, int] = {}
 
@@ -261,7 +260,7 @@ class RegionTracer(fx.Tracer):
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None) -> fx.Node:
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         scope = self.scope.module_path
-        label = target if kind == "call_module" else _join(scope, getattr(target, "__name__", str(target)))
+        label = target if kind == "call_module" else join(scope, getattr(target, "__name__", str(target)))
         nth = self.calls.get(label, 0)
         self.calls[label] = nth + 1
         node.meta["site"] = label if nth == 0 else f"{label}#{nth}"
@@ -276,5 +275,3 @@ def _timm_notrace() -> tuple[list[type], list[Any]]:
 
     modules = [m for m in get_notrace_modules() if not issubclass(m, nn.modules.batchnorm._NormBase)]
     return modules, list(get_notrace_functions())
-
-

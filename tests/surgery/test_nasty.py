@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize, parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 import mptify
 from mptify.catalog import training_loss

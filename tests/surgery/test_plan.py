@@ -150,7 +150,9 @@ def test_global_scope_keeps_the_total_and_a_floor_in_every_layer():
     assert len({layer.kept / layer.count for layer in layers}) > 1
 
 
-@pytest.mark.parametrize(("setting", "kinds"), [({}, {"scores"}), ({"learn_bn": True}, {"scores", "norm"}), ({"bias": "learn"}, {"scores", "bias"})])
+@pytest.mark.parametrize(
+    ("setting", "kinds"), [({}, {"scores"}), ({"learn_bn": True}, {"scores", "norm"}), ({"bias": "learn"}, {"scores", "bias"})]
+)
 def test_only_what_the_spec_names_trains(setting, kinds):
     assert set(mptify.report(mptify.transform(OneReluManyTimes(), **setting)).trainable) == kinds
 
@@ -182,7 +184,9 @@ def test_the_seed_alone_decides_the_frozen_weights():
 
 @pytest.mark.parametrize("bits", ["1/1", "32/1"])
 def test_dropout_between_a_sign_and_a_layer_keeps_its_input_binary_in_train_mode(bits):
-    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+    )
     ticketed = mptify.transform(net, bits=bits).train()
     _, real = real_inputs(ticketed, lambda: ticketed(images()))
     assert real == {"0", "6"}

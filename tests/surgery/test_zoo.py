@@ -126,7 +126,10 @@ def _as_graphs(model):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
 def test_real_shortcuts_on_meta(entry):
-    if entry.name.startswith(("regnet", "fasterrcnn", "retinanet", "maskrcnn", "keypointrcnn", "fcos", "ssd")) and entry.source == "torchvision":
+    if (
+        entry.name.startswith(("regnet", "fasterrcnn", "retinanet", "maskrcnn", "keypointrcnn", "fcos", "ssd"))
+        and entry.source == "torchvision"
+    ):
         pytest.skip("torchvision builds these on a real device only; the tests above run them")
     model = build(entry, "meta")
     ticketed = mptify.transform(model, bits="1/1", prune=0.75, residual="real")

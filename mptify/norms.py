@@ -1,0 +1,55 @@
+"""Activations of one bit, and the norms put before them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from mptify import functional
+
+__all__ = ["ChannelBatchNorm", "ScalarBatchNorm", "Sign", "TokenBatchNorm"]
+
+
+class Sign(nn.Module):
+    r"""$\mathrm{sign}(x)$ with $\mathrm{sign}(0) = +1$; backward $\max(0, \tfrac{2}{t}(1 - |x|/t))$, t = `width`."""
+
+    def __init__(self, width: float = 1.0):
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.sign_ste(x, self.width)
+
+    def extra_repr(self) -> str:
+        return "" if self.width == 1 else f"width={self.width}"
+
+
+class ChannelBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm over dimension 1, whatever the number of dimensions behind it."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+
+class TokenBatchNorm(nn.Module):
+    """BatchNorm over the last dimension: every token of every sample counts as one observation."""
+
+    def __init__(self, features: int, affine: bool = False, device: Any = None):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(features, affine=affine, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class ScalarBatchNorm(nn.Module):
+    """BatchNorm with one mean and variance for the whole tensor: for values whose channels can't be told."""
+
+    def __init__(self, affine: bool = False, device: Any = None):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1, affine=affine, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.reshape(-1, 1)).view(x.shape)
