@@ -9,12 +9,11 @@ With frozen weights $W$ (n of them), scores $S$ and $B = \mathrm{sign}(W)$, wher
 
 from __future__ import annotations
 
-import math
+import threading
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 __all__ = ["gain", "kept_count", "select_mask", "select_survivors", "sign", "sign_ste", "survivors", "ticket_weight"]
 
@@ -37,30 +36,61 @@ def select_mask(scores: Tensor, kept: int) -> Tensor:
     flat = _checked_flat(scores, kept)
     if kept == flat.numel() or flat.is_meta:
         return torch.ones(scores.shape, dtype=torch.bool, device=scores.device)
-    magnitudes = flat.view(torch.int32) & _MAGNITUDE_BITS
+    magnitudes = _magnitudes(flat)
     if flat.device.type == "cpu":
-        return _mask_at(magnitudes, _kth_largest(magnitudes, kept), kept).view(scores.shape)
-    return _select_anywhere(magnitudes, kept).view(scores.shape)
+        mask = _mask_at(magnitudes, _partition(magnitudes.clone(), kept)[0], kept)
+    else:
+        mask = _select_anywhere(magnitudes, kept)
+    return mask.view(scores.shape)
 
 
-def select_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
+def select_survivors(scores: Tensor, weight: Tensor, kept: int, into: Tensor | None = None) -> Tensor:
     r"""$M \odot B$ in one go: the frozen sign of each survivor, 0 for the rest (float32).
 
     On a CPU the mask never takes shape as booleans, which torch handles an element at a time: the threshold becomes the
-    $\lambda$ of a hard shrinkage, and all passes run vectorised.
+    $\lambda$ of a hard shrinkage, and all passes run vectorised. `weight` must hold no -0.0, whose sign bit is read here.
     """
     flat = _checked_flat(scores, kept)
     signs = weight.detach()
     if flat.is_meta or kept == flat.numel() or flat.device.type != "cpu":
         return survivors(signs, select_mask(scores, kept))
-    magnitudes = flat.view(torch.int32) & _MAGNITUDE_BITS
-    threshold = _kth_largest(magnitudes, kept)
-    if 0 < threshold < _INFINITY_BITS and not math.isnan(flat.sum()):  # hardshrink and sign lose a NaN
-        below = float(np.array(threshold - 1, np.int32).view(np.float32))
-        sparse = F.hardshrink(flat, below).sign_()
-        if int(sparse.count_nonzero()) == kept:
-            return torch.copysign(sparse.view(scores.shape), signs + 0.0)
-    return survivors(signs, _mask_at(magnitudes, threshold, kept).view(scores.shape))
+    magnitudes = torch.bitwise_and(flat.view(torch.int32), _MAGNITUDE_BITS, out=_scratch(flat.numel()).view(torch.int32))
+    threshold, clear = _partition(magnitudes, kept)
+    if not clear:
+        return survivors(signs, _mask_at(_magnitudes(flat), threshold, kept).view(scores.shape))
+    sparse = torch.empty(scores.shape) if into is None or not into.is_contiguous() else into
+    below = float(np.array(threshold - 1, np.int32).view(np.float32))
+    torch.ops.aten.hardshrink.out(flat.view(scores.shape), below, out=sparse)
+    return torch.copysign(sparse.sign_(), signs, out=sparse)
+
+
+_kept_for_later = threading.local()
+
+
+def _scratch(count: int) -> Tensor:
+    """Room for `count` float32 numbers, kept from call to call: fresh pages cost more than the arithmetic done on them."""
+    room = getattr(_kept_for_later, "room", None)
+    if room is None or room.numel() < count:
+        with torch.inference_mode(False):
+            room = _kept_for_later.room = torch.empty(count)
+    return room[:count]
+
+
+def _magnitudes(flat: Tensor) -> Tensor:
+    return flat.view(torch.int32) & _MAGNITUDE_BITS
+
+
+def _partition(magnitudes: Tensor, kept: int) -> tuple[int, bool]:
+    """The `kept`-th largest value, and whether exactly `kept` values reach it, all of them positive and no NaN.
+
+    One selection by NumPy, in place: it is vectorised, and a hundred times faster than a sort.
+    """
+    values = magnitudes.numpy()
+    below = values.size - kept
+    values.partition(below)
+    threshold = int(values[below])
+    clear = threshold > 0 and int(values[:below].max()) < threshold and int(values[below:].max()) <= _INFINITY_BITS
+    return threshold, clear
 
 
 def survivors(weight: Tensor, mask: Tensor) -> Tensor:
@@ -77,32 +107,11 @@ def _checked_flat(scores: Tensor, kept: int) -> Tensor:
 
 def _mask_at(magnitudes: Tensor, threshold: int, kept: int) -> Tensor:
     mask = magnitudes >= threshold
-    surplus = int(mask.count_nonzero()) - kept
+    surplus = int(mask.sum()) - kept
     if surplus:
         ties = torch.nonzero(magnitudes == threshold).view(-1)
         mask[ties[-surplus:]] = False
     return mask
-
-
-def _kth_largest(magnitudes: Tensor, kept: int) -> int:
-    """The `kept`-th largest value, by one selection instead of a sort.
-
-    A strided sample brackets the answer first: the exact selection then runs over the few per cent of the values that
-    lie inside the bracket. When the bracket misses (it is checked, not assumed), everything is selected over.
-    """
-    count = magnitudes.numel()
-    values = magnitudes.numpy()
-    if count >= 1 << 16:
-        sample = np.sort(values[:: count >> 13])
-        centre = sample.size * (1 - kept / count)
-        reach = 2 * math.sqrt(sample.size) + 2
-        low = int(sample[max(0, int(centre - reach))])
-        high = int(sample[min(sample.size - 1, int(centre + reach))])
-        rank = kept - int((magnitudes > high).count_nonzero())
-        inside = values[(values - low).view(np.uint32) <= high - low]
-        if 0 < rank <= inside.size:
-            return int(np.partition(inside, inside.size - rank)[inside.size - rank])
-    return int(np.partition(values, count - kept)[count - kept])
 
 
 def _select_anywhere(magnitudes: Tensor, kept: int) -> Tensor:
@@ -135,16 +144,26 @@ def gain(weight: Tensor, mask: Tensor) -> Tensor:
 
     $\alpha = \lVert M \odot W \rVert_1 / \lVert M \rVert_1$ (paper, section 2.2); no gradient flows through it.
     """
-    return gain_of_survivors(weight, survivors(weight, mask))
+    return gain_of_survivors(weight, survivors(weight, mask), int(mask.sum()))
 
 
-def gain_of_survivors(weight: Tensor, survivors: Tensor) -> Tensor:
-    r"""The gain from $M \odot B$: since $B \odot W = |W|$, it is $\sum (M \odot B \odot W) / \sum |M \odot B|$.
+def gain_of_survivors(weight: Tensor, survivors: Tensor, kept: int) -> Tensor:
+    r"""The gain from $M \odot B$: since $B \odot W = |W|$, it is $\sum (M \odot B \odot W) / \sum |M \odot B|$."""
+    product = _times(survivors, weight.detach())
+    return (_accurate_sum(product.view(-1)) / kept).to(torch.float32)
 
-    Accumulated in float64 where the device has it, so that the order of summation does not show.
-    """
-    wide = torch.float32 if weight.device.type == "mps" else torch.float64
-    return ((survivors * weight.detach()).sum(dtype=wide) / survivors.count_nonzero()).to(torch.float32)
+
+def _times(one: Tensor, other: Tensor) -> Tensor:
+    if one.device.type != "cpu" or torch.compiler.is_compiling() or not one.is_contiguous():
+        return (one * other).contiguous()
+    return torch.mul(one, other, out=_scratch(one.numel()).view(one.shape))
+
+
+def _accurate_sum(values: Tensor) -> Tensor:
+    """Rows of 1024 in float32, which is vectorised and good to an ulp or two, and the sum of those in float64 where there is one."""
+    wide = torch.float32 if values.device.type == "mps" else torch.float64
+    rows = values.numel() // 1024
+    return values[: rows * 1024].view(rows, 1024).sum(1).sum(dtype=wide) + values[rows * 1024 :].sum(dtype=wide)
 
 
 def sign(x: Tensor) -> Tensor:
@@ -159,15 +178,23 @@ class _TicketWeight(torch.autograd.Function):
         ctx.score_grad, ctx.divide = score_grad, weight_bits == 1 and not scaled
         if weight_bits == 32:
             return survivors * weight.abs()
-        return survivors * gain if scaled else survivors.clone()
+        return survivors * gain if scaled else survivors.detach()
 
     @staticmethod
     def backward(ctx, grad):
         scores, weight, gain = ctx.saved_tensors
-        grad = grad * weight if ctx.score_grad == "biprop" else grad * sign(weight) * gain
+        scaled = grad * weight if ctx.score_grad == "biprop" else grad * sign(weight) * gain
         if ctx.divide:
-            grad = grad * torch.where(gain > 0, 1 / gain, 0.0)
-        return grad * sign(scores), None, None, None, None, None, None
+            scaled.mul_(torch.where(gain > 0, 1 / gain, 0.0))
+        return _flip_(scaled, scores), None, None, None, None, None, None
+
+
+def _flip_(values: Tensor, scores: Tensor) -> Tensor:
+    """values *= sgn(scores), with sgn(0) = +1."""
+    if scores.device.type != "cpu" or torch.compiler.is_compiling() or not scores.is_contiguous():
+        return values.mul_(sign(scores))
+    signs = torch.sign(scores, out=_scratch(scores.numel()).view(scores.shape)).add_(0.5).sign_()
+    return values.mul_(signs)
 
 
 def ticket_weight(

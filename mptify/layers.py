@@ -183,7 +183,7 @@ class Ticketed:
     def _gain_of(self, survivors: Tensor) -> Tensor:
         if self.weight_bits == 32:
             return torch.ones((), device=survivors.device)
-        return functional.gain_of_survivors(self.frozen, survivors)
+        return functional.gain_of_survivors(self.frozen, survivors, self._kept)
 
     # -- keeping the mask fresh ----------------------------------------------------------------------------------------
 
@@ -194,12 +194,13 @@ class Ticketed:
             return
         if not self._is_fresh():
             with torch.inference_mode(False):
-                self._set_survivors(functional.select_survivors(self.scores, self.frozen, self.kept))
+                into = None if self._survivors is None else self._survivors.detach()
+                self._set_survivors(functional.select_survivors(self.scores, self.frozen, self.kept, into))
 
     def _is_fresh(self) -> bool:
         if self._seen is None or self.scores.is_inference():
             return False
-        return self._seen[0]() is self.scores and self._seen[1:] == self._state()
+        return self._seen[0]() is self.scores and self._seen[1:] == (self._survivors._version, *self._state())
 
     def _state(self) -> tuple:
         kept = self.kept if self.threshold is None else self.threshold.kept
@@ -208,7 +209,8 @@ class Ticketed:
 
     def _set_survivors(self, survivors: Tensor) -> None:
         self._survivors, self._gain = survivors, self._gain_of(survivors)
-        self._seen = (weakref.ref(self.scores), *self._state())
+        # The weight that is handed out shares the survivors' memory: whoever writes to it, as nn.init does, raises their version.
+        self._seen = (weakref.ref(self.scores), survivors._version, *self._state())
 
     def set_prune_(self, prune: float) -> None:
         """Remove another fraction from now on (a prune schedule's step)."""

@@ -167,7 +167,7 @@ _ACTIVATIONS = {
 
 def is_activation(module: nn.Module) -> bool:
     """A ReLU-like nonlinearity, whichever library it comes from; never a gate (sigmoid, hardsigmoid, softmax)."""
-    return not any(True for _ in module.children()) and _squeezed(type(module).__name__.removesuffix("Me")) in _ACTIVATIONS
+    return _squeezed(type(module).__name__.removesuffix("Me")) in _ACTIVATIONS
 
 
 def is_activation_function(target: Any) -> bool:

@@ -93,7 +93,7 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
     if handlers.find(module) is not None or isinstance(module, nn.MultiheadAttention):
         traced.regions.append(Region(path, module))
         return
-    if not _is_interesting(module):
+    if handlers.is_activation(module) or not _is_interesting(module):
         return
     if not _has_own_forward(module):
         _open_children(traced, path, module, seen)
