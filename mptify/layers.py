@@ -158,6 +158,10 @@ class Ticketed:
         """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output."""
         weight = self._compute_weight(scaled=not self.gain_outside).to(self.compute_dtype)
         if self._escapes:
+            if torch.compiler.is_exporting():
+                raise CannotConvert(
+                    f"{self.ticket_name}: torch.export can't follow a weight that is handed to a function (1-bit activations)."
+                )
             return EscapedWeight.of(weight, self)
         return weight
 

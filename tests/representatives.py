@@ -62,7 +62,7 @@ TIMM = {
     "mobilevit_xxs": {},
     "mvitv2_tiny": {},
     "naflexvit_base_patch16_parfac_gap": {"depth": 2},
-    "nasnetalarge": {"num_features": 1008, "stem_size": 24},
+    "nasnetalarge": {},
     "nest_tiny": {},
     "nextvit_small": {},
     "test_nfnet": {},
@@ -118,16 +118,25 @@ TORCHVISION = [
 ]  # fmt: skip
 
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
-TOO_LARGE = {"vgg11"}  # 133 M parameters: looked at on meta only
+TOO_LARGE = {
+    "vgg11",
+    "vgg11_bn",
+    "nasnetalarge",
+    "pnasnet5large",
+    "keypointrcnn_resnet50_fpn",
+    "mvit_v1_b",
+}  # `mptify zoo` runs them
 _SIZES = (64, 96, 112, 128, None)
+_AT_LEAST = {"efficientvim_m1": 128, "efficientvit_m0": 128}  # below, their last attention has one token and no gradient
 
 
 def build(entry, device="cpu"):
     """The network and inputs for it, at the smallest size that it takes."""
     options = TIMM.get(entry.name, {}) if entry.source == "timm" else {}
     if device == "meta":
-        return _build(entry, None, options, device)
-    for size in _SIZES:
+        return _build(entry, None, options, "cpu" if _needs_a_device(entry) else device)
+    least = 96 if entry.source == "torchvision" and catalog.torchvision_kind(entry.name) == "detection" else _AT_LEAST.get(entry.name, 0)
+    for size in [size for size in _SIZES if size is None or size >= least]:
         try:
             model = _build(entry, size, options, device)
             inputs = catalog.example_inputs(entry, model, size)
@@ -138,6 +147,10 @@ def build(entry, device="cpu"):
             if size is None:
                 raise
     return None
+
+
+def _needs_a_device(entry):
+    return entry.source == "torchvision" and (entry.name.startswith("regnet") or catalog.torchvision_kind(entry.name) == "detection")
 
 
 def _build(entry, size, options, device):

@@ -164,6 +164,8 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Cal
         return replace(first, summed=False)
     if kind in ("avgpool", "upsample", "interpolate") or kind in _POOLS:
         return replace(first, binary=False, summed=False)
+    if kind in ("mean", "amax"):
+        return _after_mean(node, first)
     if kind == "globalpool" or kind in _GLOBAL_POOLS or "adaptivepool" in kind or "attentionpool" in kind:
         axis = first.axis if kind == "globalpool" or kind.startswith("adaptive_") else -1
         return replace(first, axis=axis, binary=False, pooled=True, summed=False)
@@ -207,6 +209,19 @@ def _after_norm(module: Any, first: Fact) -> Fact:
     if shape is not None:
         return Fact(tuple(shape)[-1] if not isinstance(shape, int) else shape, -1, pooled=first.pooled)
     return Fact(first.channels, first.axis, pooled=first.pooled)
+
+
+def _after_mean(node: fx.Node, first: Fact) -> Fact:
+    """An average over some dimensions pools; where the channels end up depends on which, and on whether they are kept."""
+    dim, keep = argument(node, 1, "dim"), argument(node, 2, "keepdim")
+    dims = {dim} if isinstance(dim, int) else set(dim) if isinstance(dim, (tuple, list)) else {first.axis}
+    pooled = replace(first, binary=False, pooled=True, summed=False)
+    if first.axis in dims:
+        return replace(pooled, channels=None, axis=None)
+    if keep:
+        return pooled
+    left_alone = dims <= {2, 3, 4, -1, -2} if first.axis == 1 else dims <= {1, 2, 3}
+    return replace(pooled, axis=-1) if left_alone and first.axis in (1, -1) else replace(pooled, channels=None, axis=None)
 
 
 def _after_add(inputs: list[Fact]) -> Fact:

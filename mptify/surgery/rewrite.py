@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import types
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     model: Any = traced.model
     spec = plan.spec
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    answers = _answers_of(model)
     _own_tensors_(model, plan)
     layers = _swap_layers_(model, plan)
     for region in traced.regions:
@@ -53,6 +55,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     model.ticket_plan = plan
     if isinstance(model, TicketGraph):
         model.remember("ticket_plan")
+        model.keep_answers_(answers)
     return model
 
 
@@ -358,9 +361,9 @@ class TicketGraph(fx.GraphModule):
     nothing else (`no_weight_decay`, `group_matcher`, `get_classifier`).
     """
 
-    _KEPT_METHODS = ("no_weight_decay", "group_matcher", "get_classifier")
     _graphs: dict[bool, fx.Graph]  # by mode; False also serves for a mode that has none
     original_type: type
+    classifier_paths: tuple[str, ...]
 
     @classmethod
     def of(cls, root: nn.Module, graphs: dict[bool, fx.Graph]) -> TicketGraph:
@@ -388,10 +391,17 @@ class TicketGraph(fx.GraphModule):
     def _bind_methods(self, original: type) -> None:
         self.original_type = original
         self.remember("original_type")
-        for name in self._KEPT_METHODS:
-            function = getattr(original, name, None)
-            if callable(function):
-                object.__setattr__(self, name, types.MethodType(function, self))
+        if self.__dict__.get("classifier_paths"):
+            object.__setattr__(self, "get_classifier", types.MethodType(_get_classifier, self))
+
+    def keep_answers_(self, answers: dict[str, Any]) -> None:
+        """Answer as the original model did when asked for its classifier or for parameter groups: the names are the same."""
+        self.classifier_paths = answers.pop("get_classifier", ())
+        self.remember("classifier_paths")
+        self._bind_methods(self.original_type)
+        for name, answer in answers.items():
+            object.__setattr__(self, name, functools.partial(_answer, answer))
+            self.remember(name)
 
     def train(self, mode: bool = True) -> TicketGraph:
         graphs = self.__dict__.get("_graphs", {})
@@ -418,6 +428,32 @@ class TicketGraph(fx.GraphModule):
         if len(self._graphs) > 1:
             raise MptifyError("A model that runs differently in train() and eval() can't be pickled whole; save its state_dict() instead.")
         return super().__reduce__()
+
+
+def _answers_of(model: nn.Module) -> dict[str, Any]:
+    """What timm's optimizer factory asks a model, by method name and, for `group_matcher`, by its argument."""
+    answers: dict[str, Any] = {}
+    for name in ("no_weight_decay", "no_weight_decay_keywords"):
+        if callable(getattr(model, name, None)):
+            answers[name] = {None: getattr(model, name)()}
+    matcher = getattr(model, "group_matcher", None)
+    if callable(matcher):
+        answers["group_matcher"] = {None: matcher(), False: matcher(False), True: matcher(True)}
+    classifier = getattr(model, "get_classifier", None)
+    if callable(classifier):
+        heads = classifier() if isinstance(classifier(), tuple) else (classifier(),)
+        names = {id(module): name for name, module in model.named_modules()}
+        answers["get_classifier"] = tuple(names[id(head)] for head in heads if id(head) in names)
+    return answers
+
+
+def _get_classifier(self: TicketGraph) -> Any:
+    heads = tuple(self.get_submodule(path) for path in self.classifier_paths)
+    return heads if len(heads) > 1 else heads[0]
+
+
+def _answer(answers: dict[Any, Any], coarse: Any = None) -> Any:
+    return answers[coarse]
 
 
 def _copy_into_(module: nn.Module, root: nn.Module, target: str) -> None:

@@ -168,9 +168,17 @@ def _trace_both_modes(module: nn.Module) -> dict[bool, fx.Graph]:
 def _trace_once(module: nn.Module, opaque: set[type]) -> fx.Graph:
     before = _random_states()
     graph = RegionTracer(opaque).trace(module, _defaults_of(module))
+    _restore_names_(graph, module)
     if before != _random_states():
         raise RuntimeError("its forward() draws random numbers that a trace would freeze")
     return graph
+
+
+def _restore_names_(graph: fx.Graph, module: nn.Module) -> None:
+    """fx renames the arguments that it was told the value of; callers pass them by their old names."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*")]
+    for node, name in zip(inputs, inspect.signature(module.forward).parameters, strict=False):
+        node.target = name
 
 
 def _random_states() -> tuple:

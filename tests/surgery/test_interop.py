@@ -1,0 +1,115 @@
+"""I6: torch.compile, torch.export, channels_last, SyncBatchNorm and DistributedDataParallel work on the result."""
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn import functional as F
+
+import mptify
+from mptify.catalog import Entry, training_loss
+from tests.nets import OneReluManyTimes, Plain, images
+from tests.representatives import build
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+COMPILED = [
+    Entry("torchvision", "resnet18"),
+    Entry("torchvision", "swin_t"),
+    Entry("timm", "vit_tiny_patch16_224"),
+    Entry("timm", "convnext_atto"),
+    Entry("timm", "mobilevit_xxs"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize("entry", COMPILED, ids=str)
+def test_a_compiled_model_computes_and_trains_the_same(entry, bits):
+    model, inputs = build(entry)
+    ticketed = mptify.transform(model, bits=bits, prune=0.75).eval()
+    expected = ticketed(*inputs)
+    training_loss(expected).backward()
+    gradients = {name: layer.scores.grad.clone() for name, layer in mptify.ticket_layers(ticketed).items()}
+    ticketed.zero_grad()
+    compiled = torch.compile(ticketed, backend="aot_eager")
+    output = compiled(*inputs)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    training_loss(output).backward()
+    for name, layer in mptify.ticket_layers(ticketed).items():
+        torch.testing.assert_close(layer.scores.grad, gradients[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize("entry", COMPILED, ids=str)
+def test_an_exported_model_computes_the_same(entry, bits):
+    model, inputs = build(entry)
+    ticketed = mptify.transform(model, bits=bits, prune=0.75).eval()
+    if (entry.name, bits) == ("swin_t", "1/1"):
+        with pytest.raises(Exception, match="torch.export can't follow a weight that is handed to a function"):
+            torch.export.export(ticketed, inputs)
+        return
+    exported = torch.export.export(ticketed, inputs).module()
+    with torch.no_grad():
+        torch.testing.assert_close(exported(*inputs), ticketed(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_masks_and_outputs_do_not_depend_on_the_memory_format(bits):
+    ticketed = mptify.transform(Plain(), bits=bits, prune=0.5).eval()
+    expected = ticketed(images())
+    masks = {name: layer.mask.clone() for name, layer in mptify.ticket_layers(ticketed).items()}
+    ticketed.to(memory_format=torch.channels_last)
+    output = ticketed(images().to(memory_format=torch.channels_last))
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(layer.mask, masks[name]) for name, layer in mptify.ticket_layers(ticketed).items())
+
+
+def test_sync_batchnorm_takes_over_inserted_norms():
+    ticketed = nn.SyncBatchNorm.convert_sync_batchnorm(mptify.transform(Plain(), bits="1/1"))
+    norms = [module for module in ticketed.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert norms
+    assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+    assert ticketed.eval()(images()).shape == (4, 10)
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_bfloat16_autocast_trains(bits):
+    ticketed = mptify.transform(Plain(), bits=bits, prune=0.5).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(ticketed(images()), torch.tensor([1, 2, 3, 4]))
+    loss.backward()
+    for layer in mptify.ticket_layers(ticketed).values():
+        assert layer.scores.grad.dtype == torch.float32
+        assert torch.isfinite(layer.scores.grad).all()
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_two_processes_hold_the_same_masks(tmp_path, bits, scope):
+    """Different data per process; the scores start and stay the same, and so do the masks."""
+    mp.spawn(_train_in_parallel, (str(tmp_path / "meeting"), bits, scope, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    start = mptify.ticket_layers(mptify.transform(OneReluManyTimes(), bits=bits, prune=0.5, scope=scope))
+    assert all(torch.equal(first[name], second[name]) for name in start)
+    assert any(not torch.equal(first[name], layer.mask) for name, layer in start.items())
+
+
+def _train_in_parallel(rank, meeting, bits, scope, folder):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    ticketed = mptify.transform(OneReluManyTimes(), bits=bits, prune=0.5, scope=scope)
+    parallel = nn.parallel.DistributedDataParallel(ticketed)
+    optimizer = torch.optim.SGD((p for p in parallel.parameters() if p.requires_grad), lr=0.5)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        x, y = torch.randn(4, 3, 16, 16, generator=generator), torch.randint(10, (4,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(parallel(x), y).backward()
+        optimizer.step()
+    torch.save({name: layer.mask for name, layer in mptify.ticket_layers(ticketed).items()}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
