@@ -131,7 +131,8 @@ def walk(
         if node.op == "placeholder":
             facts[node] = Fact(pixels=pixels and not node.args)
         else:
-            inputs = [facts[one] for one in node.all_input_nodes if one.op != "get_attr" or len(node.all_input_nodes) == 1]
+            joins = node_kind(node, module) in ("cat", "concat", "stack")
+            inputs = [facts[one] for one in node.all_input_nodes if joins or one.op != "get_attr" or len(node.all_input_nodes) == 1]
             passes = node in passing and inputs
             if passes:
                 facts[node] = inputs[0]
@@ -180,7 +181,7 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Cal
         return Fact(known.channels, known.axis, pixels=all(f.pixels for f in inputs) and bool(inputs), pooled=any(f.pooled for f in inputs))
     if kind == "pad":
         return replace(first, binary=False, normalised=first.normalised, summed=False)
-    if inputs and all(fact.pixels for fact in inputs):
+    if inputs and all(fact.pixels for fact in inputs) and not (module is not None and any(True for _ in module.parameters())):
         return Fact(pixels=True)
     return Fact(pooled=first.pooled)
 
@@ -242,7 +243,8 @@ def _after_add(inputs: list[Fact]) -> Fact:
 def _after_cat(node: fx.Node, inputs: list[Fact]) -> Fact:
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
     axes = {fact.axis for fact in inputs}
-    axis = axes.pop() if len(axes) == 1 else None
+    whole = len(inputs) == len(node.args[0]) if node.args and isinstance(node.args[0], (tuple, list)) else False  # none of them twice
+    axis = axes.pop() if len(axes) == 1 and whole else None
     channels = None
     if axis is not None and all(fact.channels is not None for fact in inputs):
         if dim == axis:

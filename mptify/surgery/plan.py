@@ -407,6 +407,8 @@ class _Planner:
             if kinds[node] not in ("maxpool", "max_pool1d", "max_pool2d", "max_pool3d"):
                 continue
             activation = _input(node)
+            if node.op == "call_module" and getattr(region.module.get_submodule(node.target), "return_indices", False):
+                continue
             if activation is None or activation.name not in changed or len(activation.users) > 1:
                 continue
             above = _input(activation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
@@ -36,6 +37,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     answers = _answers_of(model)
     _own_tensors_(model, plan)
     layers = _swap_layers_(model, plan)
+    model = layers.get("", model)  # the model was a single layer
     for region in traced.regions:
         edits = plan.edits.get(region.path)
         if edits and any(edits.values()):
@@ -438,7 +440,9 @@ def _answers_of(model: nn.Module) -> dict[str, Any]:
             answers[name] = {None: getattr(model, name)()}
     matcher = getattr(model, "group_matcher", None)
     if callable(matcher):
-        answers["group_matcher"] = {None: matcher(), False: matcher(False), True: matcher(True)}
+        answers["group_matcher"] = {None: matcher(), False: matcher(False)}
+        with contextlib.suppress(AssertionError):  # some models have no coarse groups
+            answers["group_matcher"][True] = matcher(True)
     classifier = getattr(model, "get_classifier", None)
     if callable(classifier):
         heads = classifier() if isinstance(classifier(), tuple) else (classifier(),)
@@ -453,6 +457,8 @@ def _get_classifier(self: TicketGraph) -> Any:
 
 
 def _answer(answers: dict[Any, Any], coarse: Any = None) -> Any:
+    if coarse not in answers:
+        raise MptifyError("This model has no coarse parameter groups.")
     return answers[coarse]
 
 
@@ -495,11 +501,12 @@ def _reset_norms_(model: nn.Module) -> None:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """BatchNorm, LayerNorm, GroupNorm and their like, from torch or anyone."""
-    name = type(module).__name__.lower()
-    return isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)) or (
-        "norm" in name and not any(True for _ in module.children()) and not isinstance(module, Ticketed)
-    )
+    """BatchNorm, LayerNorm, GroupNorm and their like, from torch or anyone: a name is not enough, the weight must be a vector."""
+    if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)):
+        return True
+    if isinstance(module, Ticketed) or "norm" not in type(module).__name__.lower() or any(True for _ in module.children()):
+        return False
+    return all(parameter is None or parameter.dim() <= 1 for parameter in module._parameters.values())
 
 
 def _let_train_(model: nn.Module, spec: TicketSpec) -> None:

@@ -198,7 +198,7 @@ def _bring_constants_(module: nn.Module, scratch: nn.Module, graphs: dict[bool, 
 def _defaults_of(module: nn.Module) -> dict[str, Any]:
     """Optional arguments are fixed to their defaults; the graph checks at run time that they were."""
     parameters = inspect.signature(module.forward).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    return {p.name: p.default for p in parameters if p.default is not p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 @contextmanager

@@ -221,3 +221,61 @@ def test_cross_attention_with_masks_equals_torchs_when_nothing_is_binarized(opti
     assert torch.allclose(ours[0], theirs[0], atol=1e-5)
     if need_weights:
         assert torch.allclose(ours[1], theirs[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_a_single_layer_is_a_model_too(bits):
+    assert list(mptify.ticket_layers(mptify.transform(nn.Linear(3, 4), bits=bits))) == [""]
+
+
+def test_a_classifier_called_norm_is_not_taken_for_a_norm():
+    class NormedLinear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 8))
+
+        def forward(self, x):
+            return nn.functional.normalize(x) @ nn.functional.normalize(self.weight).t()
+
+    net = nn.Sequential(nn.Linear(6, 8), NormedLinear())
+    assert torch.equal(mptify.transform(net)[1].weight, net[1].weight)
+
+
+def test_what_a_layer_with_weights_made_of_pixels_is_no_longer_pixels():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.memory, self.middle, self.head = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.middle(self.memory(x)[0])))
+
+    plan = mptify.plan(Recurrent(), bits="1/1")
+    assert "pixels" not in {layer.before for layer in plan.layers}
+
+
+def test_a_buffer_joined_to_signs_makes_the_input_real():
+    class WithGrid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.body = nn.Conv2d(3, 8, 1), nn.Conv2d(9, 4, 1)
+            self.register_buffer("grid", torch.linspace(-1, 1, 256).view(1, 1, 16, 16).repeat(4, 1, 1, 1))
+
+        def forward(self, x):
+            return self.body(torch.cat([torch.relu(self.stem(x)), self.grid], 1))
+
+    ticketed = mptify.transform(WithGrid(), bits="1/1")
+    assert real_inputs(ticketed, lambda: ticketed(images()))[1] == {"stem"}
+
+
+def test_a_value_joined_to_itself_counts_twice():
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.body = nn.Conv2d(3, 8, 1), nn.Conv2d(16, 4, 1)
+
+        def forward(self, x):
+            x = self.stem(x)
+            return self.body(torch.relu(torch.cat([x, x], 1)))
+
+    assert mptify.transform(Doubled(), bits="1/1")(images()).shape == (4, 4, 16, 16)

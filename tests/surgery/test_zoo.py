@@ -8,6 +8,7 @@ import torch
 
 import mptify
 from mptify.catalog import training_loss
+from mptify.layers import Ticketed
 from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 from mptify.surgery.rewrite import TicketGraph
 from mptify.surgery.trace import trace
@@ -88,7 +89,7 @@ def _check_copies(model, ticketed, inputs, bits, prune):
                 ours, theirs = getattr(ticketed, method)(), getattr(model, method)()
                 assert ours == theirs if isinstance(theirs, (set, frozenset)) else type(ours) is type(theirs)
         if isinstance(getattr(model, "get_classifier", lambda: None)(), torch.nn.Linear):
-            assert isinstance(ticketed.get_classifier(), mptify.TicketLinear)
+            assert isinstance(ticketed.get_classifier(), Ticketed)
         with torch.autocast("cpu", torch.bfloat16):
             assert all(torch.isfinite(one).all() for one in seeded(ticketed, inputs) if one.is_floating_point())
 
