@@ -278,18 +278,23 @@ class Ticketed:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self._finish(super().forward(self._prepare(x), *args, **kwargs))  # type: ignore[misc]
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if args:
+            args = (self._prepare(args[0]), *args[1:])
+        else:  # called by keyword: the input comes first there too
+            name = next(iter(kwargs))
+            kwargs[name] = self._prepare(kwargs[name])
+        return self._finish(super().forward(*args, **kwargs))  # type: ignore[misc]
 
     def _prepare(self, x: Tensor) -> Tensor:
         return x if self.before is None else self.before(x)
 
     def _finish(self, y: Tensor) -> Tensor:
-        if self.gain_outside:
-            y = y * self._live()[1].to(y.dtype)
-            if self.offset is not None:
-                y = y + _along(self.offset, self).to(y.dtype)
-        return y
+        y = self._scaled(y)
+        return y if self.offset is None else y + _along(self.offset, self).to(y.dtype)
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        return y * self._live()[1].to(y.dtype) if self.gain_outside else y
 
     channel_axis = 1
 
@@ -376,7 +381,7 @@ class TicketParameter(Ticketed, nn.Module):
         self.channel_axis = axis
 
     def forward(self, x: Tensor, function: str = "linear", *args: Any, **kwargs: Any) -> Tensor:
-        return apply_weight(self, getattr(F, function), x, None, *args, **kwargs)
+        return apply_weight(self, function, x, None, *args, **kwargs)
 
 
 _STATIC: dict[type, type[Ticketed]] = {
@@ -440,7 +445,8 @@ class EscapedWeight(Tensor):
             x = args[0] if args else kwargs.pop("input")
             weight = args[1] if len(args) > 1 else kwargs.pop("weight")
             bias = args[2] if len(args) > 2 else kwargs.pop("bias", None)
-            return apply_weight(weight._layer, function, x, bias, *args[3:], **kwargs)
+            own = weight._layer.offset if bias is None else bias  # its bias was moved there, so the caller read None
+            return apply_weight(weight._layer, function, x, own, *args[3:], **kwargs)
         plain = [a.as_subclass(Tensor) if isinstance(a, EscapedWeight) else a for a in args]
         return function(*plain, **kwargs)
 
@@ -449,12 +455,16 @@ _CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
 
 
 def apply_weight(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-    """Run `function(x, layer's weight, ...)` as the layer itself would: input binarized, gain on the output."""
+    """Run `function(x, layer's weight, ...)` as the layer itself would: input binarized, gain on the output.
+
+    `function` is one of torch.nn.functional's, or its name.
+    """
+    function = getattr(F, function) if isinstance(function, str) else function
     x = layer._prepare(x)
     weight = layer._compute_weight(scaled=not layer.gain_outside).to(layer.compute_dtype)
     if not layer.gain_outside:
         return function(x, weight, bias, *args, **kwargs)
-    y = layer._finish(function(x, weight, None, *args, **kwargs))
+    y = layer._scaled(function(x, weight, None, *args, **kwargs))
     return y if bias is None else y + _along(bias, layer).to(y.dtype)
 
 

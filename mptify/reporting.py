@@ -85,6 +85,8 @@ def report(model: nn.Module) -> Report:
     trainable = _trainable(model)
     floats = _stored_floats(model)
     mask_bits = sum(layer.count * _entropy(layer.kept / layer.count) for layer in own)
+    if plan.spec.init == "keep":  # no seed brings these back: the survivors' signs, or their values
+        mask_bits += plan.spec.weight_bits * sum(layer.kept for layer in own)
     return Report(
         bits=plan.spec.bits,
         prune=plan.spec.prune,

@@ -44,7 +44,7 @@ _SHAPING = {
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand",
     "expand_as", "repeat", "repeat_interleave", "roll", "flip", "movedim", "moveaxis", "chunk", "split", "unbind", "tensor_split",
     "getitem", "narrow", "select", "index_select", "gather", "t", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-    "rearrange", "window_partition", "window_reverse", "unfold", "tile", "rot90", "blockify", "deblockify", "window_partition_nchw",
+    "rearrange", "window_partition", "window_reverse", "tile", "rot90", "blockify", "deblockify", "window_partition_nchw",
     "window_reverse_nchw", "grid_partition", "grid_reverse", "grid_partition_nchw", "grid_reverse_nchw",
 }  # fmt: skip
 _ADDS = {"add", "iadd", "add_", "radd", "sub", "isub", "sub_", "rsub"}
@@ -178,7 +178,12 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Cal
         return _after_shaping(node, kind, first)
     if kind in _ELEMENTWISE:
         known = next((fact for fact in inputs if fact.axis is not None), first)
-        return Fact(known.channels, known.axis, pixels=all(f.pixels for f in inputs) and bool(inputs), pooled=any(f.pooled for f in inputs))
+        return Fact(
+            known.channels,
+            known.axis,
+            pixels=all(f.pixels for f in inputs) and bool(inputs),
+            pooled=bool(inputs) and all(f.pooled for f in inputs),
+        )
     if kind == "pad":
         return replace(first, binary=False, normalised=first.normalised, summed=False)
     if inputs and all(fact.pixels for fact in inputs) and not (module is not None and any(True for _ in module.parameters())):
@@ -235,7 +240,7 @@ def _after_add(inputs: list[Fact]) -> Fact:
         known.axis,
         normalised=all(fact.normalised or fact.binary for fact in inputs) and any(fact.normalised for fact in inputs),
         pixels=all(fact.pixels for fact in inputs),
-        pooled=any(fact.pooled for fact in inputs),
+        pooled=all(fact.pooled for fact in inputs),
         summed=True,
     )
 
@@ -246,11 +251,8 @@ def _after_cat(node: fx.Node, inputs: list[Fact]) -> Fact:
     whole = len(inputs) == len(node.args[0]) if node.args and isinstance(node.args[0], (tuple, list)) else False  # none of them twice
     axis = axes.pop() if len(axes) == 1 and whole else None
     channels = None
-    if axis is not None and all(fact.channels is not None for fact in inputs):
-        if dim == axis:
-            channels = sum(fact.channels or 0 for fact in inputs)
-        elif len({fact.channels for fact in inputs}) == 1:
-            channels = inputs[0].channels
+    if axis is not None and all(fact.channels is not None for fact in inputs) and dim == axis:
+        channels = sum(fact.channels or 0 for fact in inputs)
     return Fact(
         channels,
         axis if channels is not None else None,
@@ -268,7 +270,7 @@ def _after_shaping(node: fx.Node, kind: str, first: Fact) -> Fact:
         position = dims.index(first.axis % len(dims)) if first.axis % len(dims) in dims else None
         if position is not None:
             return replace(first, axis=-1 if position == len(dims) - 1 else position)
-    if kind == "transpose" and dims in ([1, 2], [2, 1], [-1, -2], [-2, -1]) and first.axis in (1, -1):
+    if kind == "transpose" and dims in ([1, 2], [2, 1]) and first.axis in (1, -1):
         return replace(first, axis=-1 if first.axis == 1 else 1)
     if kind == "flatten":
         start = node.args[1] if len(node.args) > 1 else node.kwargs.get("start_dim", 1 if node.op == "call_module" else 0)
@@ -295,8 +297,6 @@ def _after_getitem(node: fx.Node, first: Fact, moved: Fact) -> Fact:
         return first
     if isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None) and isinstance(index[1], int):
         return replace(first, pooled=True) if first.axis == -1 else replace(moved, pooled=True)  # one token of each sample
-    if isinstance(index, tuple) and first.axis == -1 and len(index) <= 2:
-        return first
     return moved
 
 

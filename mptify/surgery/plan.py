@@ -241,6 +241,11 @@ class _Planner:
                 reasons[name] = "asked: depthwise"
             elif weight.obstacle:
                 reasons[name] = weight.obstacle
+        for owner in {weight.owner for weight in self.found.values() if weight.kind == "MultiheadAttention"}:
+            parts = [name for name in self.found if name.rpartition(".")[0] == owner]
+            left = [reasons[name] for name in parts if name in reasons]
+            if left:
+                reasons |= dict.fromkeys(parts, f"{left[0]} (attention is converted whole)")
         return reasons
 
     def _account(self, reasons: dict[str, str]) -> tuple[list[PlannedLayer], list[LeftLayer]]:

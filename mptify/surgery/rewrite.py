@@ -15,13 +15,13 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from mptify.errors import MptifyError
-from mptify.layers import SharedThreshold, Ticketed, TicketParameter
+from mptify.layers import SharedThreshold, Ticketed, TicketParameter, apply_weight
 from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.spec import TicketSpec
 from mptify.surgery import handlers
 from mptify.surgery.attention import TicketMultiheadAttention
 from mptify.surgery.plan import NormBefore, Plan, PlannedLayer, RegionEdits
-from mptify.surgery.trace import Region, Traced
+from mptify.surgery.trace import Region, Traced, join
 
 __all__ = ["TicketGraph", "rewrite"]
 
@@ -65,20 +65,28 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
 
 
 def _own_tensors_(model: nn.Module, plan: Plan) -> None:
-    """Give the copy tensors of its own, except for the weights that are about to be replaced."""
-    replaced = {id(_tensor_of(model, layer)) for layer in plan.layers}
-    if plan.spec.init == "keep":
-        replaced = set()
+    """Give the copy tensors of its own, except where a weight is about to be replaced."""
+    replaced = set() if plan.spec.init == "keep" else {_place_of(model, layer) for layer in plan.layers}
     copies: dict[int, Any] = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for name, tensor in store.items():
-                if tensor is None or id(tensor) in replaced:
+                if tensor is None or (id(module), name) in replaced:
                     continue
                 if id(tensor) not in copies:
                     fresh = tensor.detach().clone()
                     copies[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
                 store[name] = copies[id(tensor)]
+
+
+def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:
+    """Where the weight of a planned layer hangs: which module, and under which name."""
+    if layer.owner or layer.kind.startswith("F."):
+        return id(model.get_submodule(layer.owner)), layer.name.rpartition(".")[2]
+    module = model.get_submodule(layer.name)
+    handler = handlers.find(module)
+    assert handler is not None
+    return id(module), handler.weight
 
 
 def _tensor_of(model: nn.Module, layer: PlannedLayer) -> Any:
@@ -192,21 +200,32 @@ def _edited_region(
     region: Region, edits: dict[bool, RegionEdits], layers: dict[str, Any], spec: TicketSpec, device: torch.device
 ) -> TicketGraph:
     root = region.module
-    graphs = {}
+    graphs: dict[bool, fx.Graph] = {}
+    inserted: dict[Any, str] = {}
+    _split_fused_norms_(list(region.graphs.values()), root)
     for training, graph in region.graphs.items():
-        editor = _GraphEditor(region, graph, edits[training], layers, spec, device)
+        editor = _GraphEditor(region, graph, edits[training], layers, spec, device, inserted)
         graphs[training] = editor.edit()
     return TicketGraph.of(root, graphs)
 
 
 class _GraphEditor:
-    def __init__(self, region: Region, graph: fx.Graph, edits: RegionEdits, layers: dict[str, Any], spec: TicketSpec, device: Any):
+    def __init__(
+        self,
+        region: Region,
+        graph: fx.Graph,
+        edits: RegionEdits,
+        layers: dict[str, Any],
+        spec: TicketSpec,
+        device: Any,
+        inserted: dict[Any, str],
+    ):
         self.region, self.graph, self.edits, self.layers = region, graph, edits, layers
         self.root, self.spec, self.device = region.module, spec, device
         self.nodes = {node.name: node for node in graph.nodes}
+        self.inserted = inserted  # by site and role, over both modes: where the module hangs
 
     def edit(self) -> fx.Graph:
-        _split_fused_norms_(self.graph, self.root)
         for pool, conv in self.edits.pools.items():
             self._move_pool(self.nodes[pool], self.nodes[conv])
         for name in self.edits.vanished:
@@ -269,7 +288,7 @@ class _GraphEditor:
         with self.graph.inserting_before(node):
             if norm is not None:
                 value = self._normalised(value, norm, node, _site(node))
-            sign = self._call(f"{_site(node)}_sign", Sign(self.spec.sign_width), value)
+            sign = self._call(f"{_site(node)}_sign", (node.meta["key"], "sign"), Sign(self.spec.sign_width), value)
         node.replace_all_uses_with(sign)
         self.graph.erase_node(node)
 
@@ -277,24 +296,27 @@ class _GraphEditor:
         site = f"{_site(readers[0])}_input"
         with self.graph.inserting_before(readers[0]):
             signed = value if norm is None else self._normalised(value, norm, readers[0], site)
-            signed = self._call(f"{site}_sign", Sign(self.spec.sign_width), signed)
+            signed = self._call(f"{site}_sign", (readers[0].meta["key"], "input", "sign"), Sign(self.spec.sign_width), signed)
         for reader in readers:
             _replace_first_input(reader, value, signed)
 
     def _normalised(self, value: fx.Node, norm: NormBefore, before: fx.Node, site: str) -> fx.Node:
         with self.graph.inserting_before(before):
-            return self._call(f"{site}_norm", _make_norm(norm, self.spec, self.device), value)
+            return self._call(
+                f"{site}_norm", (before.meta["key"], site.endswith("_input"), "norm"), _make_norm(norm, self.spec, self.device), value
+            )
 
-    def _call(self, path: str, module: nn.Module, value: fx.Node) -> fx.Node:
-        """A call of a module at `path`: the one that the other mode's graph put there, or this new one."""
-        path = path.replace("#", "_")
-        parent_path, _, name = path.rpartition(".")
-        parent = self.root.get_submodule(parent_path)
-        existing = parent._modules.get(name)
-        if existing is None:
+    def _call(self, path: str, key: Any, module: nn.Module, value: fx.Node) -> fx.Node:
+        """A call of an inserted module: the one that the other mode's graph put at the same site, or this new one."""
+        if key not in self.inserted:
+            parent_path, _, name = path.replace("#", "_").rpartition(".")
+            parent = self.root.get_submodule(parent_path)
+            while hasattr(parent, name):
+                name += "_"
             module.train(self.root.training)
             parent.add_module(name, module)
-        return self.graph.call_module(path, (value,))
+            self.inserted[key] = join(parent_path, name)
+        return self.graph.call_module(self.inserted[key], (value,))
 
     def _call_layer(self, node: fx.Node, layer: str) -> None:
         """`F.linear(x, layer.weight, bias)` becomes `layer(x) + bias`: binarized input, gain on the output."""
@@ -308,6 +330,14 @@ class _GraphEditor:
         with self.graph.inserting_before(node):
             if isinstance(ticket, TicketParameter):
                 call = self.graph.call_module(f"{relative}_ticket", (given["input"], function.__name__, *rest), options)
+            elif rest or options or (ticket.offset is not None and not self._is_own_bias(given.get("bias"), relative)):
+                bias = given.get("bias")
+                fetched = self.graph.get_attr(relative)
+                if self._is_own_bias(bias, relative):
+                    bias = self.graph.call_function(getattr, (fetched, "offset"))
+                name = getattr(node.target, "__name__", "")  # fx can write names into its code, not functions
+                call = self.graph.call_function(apply_weight, (fetched, name, given["input"], bias, *rest), options)
+                given["bias"] = None
             else:
                 call = self.graph.call_module(relative, (given["input"],))
             bias = given.get("bias")
@@ -317,8 +347,8 @@ class _GraphEditor:
         node.replace_all_uses_with(call)
         self.graph.erase_node(node)
 
-    def _is_own_bias(self, bias: fx.Node, layer: str) -> bool:
-        return bias.op == "get_attr" and bias.target == f"{layer}.bias"
+    def _is_own_bias(self, bias: Any, layer: str) -> bool:
+        return isinstance(bias, fx.Node) and bias.op == "get_attr" and bias.target == f"{layer}.bias"
 
 
 def _spatial_dims(function: Any) -> int:
@@ -338,22 +368,21 @@ def _replace_first_input(reader: fx.Node, value: fx.Node, signed: fx.Node) -> No
         reader.update_kwarg(key, signed)
 
 
-def _split_fused_norms_(graph: fx.Graph, root: nn.Module) -> None:
+def _split_fused_norms_(graphs: list[fx.Graph], root: nn.Module) -> None:
     """Where a norm was traced apart from the activation inside it, the module keeps only the norm."""
-    for node in graph.nodes:
-        if node.op == "call_module" and node.meta.get("norm_only"):
-            module = root.get_submodule(node.target)
-            if handlers.fused_activation(module) is None:
-                continue
-            parent_path, _, name = str(node.target).rpartition(".")
-            for part in ("act", "drop"):
-                original = module._modules.get(part)
-                if original is not None:
-                    root.get_submodule(parent_path).add_module(f"{name}_{part}", original)
-                    for other in graph.nodes:
-                        if other.op == "call_module" and other.target == f"{node.target}.{part}":
-                            other.target = f"{node.target}_{part}"
-            handlers.without_activation(module)
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_module"]
+    for norm in sorted({str(node.target) for node in nodes if node.meta.get("norm_only")}):
+        module = root.get_submodule(norm)
+        parent_path, _, name = norm.rpartition(".")
+        for part in ("act", "drop"):
+            original = module._modules.get(part)
+            if original is not None:
+                root.get_submodule(parent_path).add_module(f"{name}_{part}", original)
+                for node in nodes:
+                    if node.target == f"{norm}.{part}":
+                        node.target = f"{norm}_{part}"
+                        node.meta["site"] = node.meta["site"].replace(f"{norm}.{part}", f"{norm}_{part}", 1)
+        handlers.without_activation(module)
 
 
 class TicketGraph(fx.GraphModule):
@@ -381,6 +410,8 @@ class TicketGraph(fx.GraphModule):
                 setattr(module, name, value)
                 module.remember(name)
         module._bind_methods(getattr(type(root), "original_type", type(root)))
+        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
+            module.__dict__[hooks] = root.__dict__[hooks].copy()
         module.train(root.training)
         for part, source in _pairs(module, root):
             part.training = source.training

@@ -12,6 +12,7 @@ import inspect
 import math
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -147,7 +148,7 @@ def _first_line(error: Exception) -> str:
 def _trace_both_modes(module: nn.Module) -> dict[bool, fx.Graph]:
     opaque: set[type] = set()
     for _ in range(_MAX_TRIES):
-        scratch = share_copy(module)  # a `forward` run on proxies may leave some of them behind in its attributes
+        scratch = _scratch_copy(module)
         try:
             with _mode_watched(scratch, training=False) as reads:
                 graphs = {False: _trace_once(scratch, opaque)}
@@ -165,13 +166,38 @@ def _trace_both_modes(module: nn.Module) -> dict[bool, fx.Graph]:
     raise RuntimeError(f"gave up after {_MAX_TRIES} attempts")
 
 
+def _scratch_copy(module: nn.Module) -> nn.Module:
+    """A copy to run on proxies: what that leaves in attributes, buffers and the lists of hooks is thrown away with it."""
+    scratch = share_copy(module)
+    for part in scratch.modules():
+        part._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in part._buffers.items()}
+        if part is scratch:
+            part._forward_hooks, part._forward_pre_hooks = OrderedDict(), OrderedDict()
+    return scratch
+
+
 def _trace_once(module: nn.Module, opaque: set[type]) -> fx.Graph:
     before = _random_states()
+    versions = [buffer._version for buffer in module.buffers()]
     graph = RegionTracer(opaque).trace(module, _defaults_of(module))
     _restore_names_(graph, module)
     if before != _random_states():
         raise RuntimeError("its forward() draws random numbers that a trace would freeze")
+    if versions != [buffer._version for buffer in module.buffers()]:
+        raise RuntimeError("its forward() changes a buffer while it is traced")
+    if any(not node.users and _works_in_place(node, module) for node in graph.nodes):
+        raise RuntimeError("its forward() uses the result of an in-place operation by its old name")
     return graph
+
+
+def _works_in_place(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a node is an activation that overwrites its input."""
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        return handlers.is_activation(module) and getattr(module, "inplace", False)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") or node.kwargs.get("inplace") is True
+    return node.op in ("call_function", "call_method") and in_place and handlers.is_activation_function(node.target)
 
 
 def _restore_names_(graph: fx.Graph, module: nn.Module) -> None:
@@ -233,13 +259,14 @@ class RegionTracer(fx.Tracer):
         modules, functions = _timm_notrace()
         super().__init__(autowrap_modules=(math,), autowrap_functions=tuple(functions), param_shapes_constant=True)
         self.opaque = (*modules, *opaque)
-        self.calls: dict[str, int] = {}
+        self.calls: dict[Any, int] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if handlers.fused_activation(m) is not None:
             return False
         return (
             isinstance(m, (*self.opaque, *_PRIMITIVES))
+            or bool(m._forward_hooks or m._forward_pre_hooks)  # somebody waits for this very call
             or type(m).__name__ in _REGULARIZERS
             or handlers.find(m) is not None
             or handlers.is_activation(m)
@@ -272,7 +299,19 @@ class RegionTracer(fx.Tracer):
         nth = self.calls.get(label, 0)
         self.calls[label] = nth + 1
         node.meta["site"] = label if nth == 0 else f"{label}#{nth}"
+        place = (label, *_caller())  # the same in both modes, however many calls only one of them makes
+        again = self.calls.get(place, 0)
+        self.calls[place] = again + 1
+        node.meta["key"] = (*place, again)
         return node
+
+
+def _caller() -> tuple[str, int]:
+    """File and line of the model's code that is being run."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _timm_notrace() -> tuple[list[type], list[Any]]:

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, parametrize
 import mptify
 from mptify.catalog import training_loss
 from mptify.surgery.checks import bad_gradients, real_inputs, unnormalised_signs, wrongly_trainable
-from tests.nets import NASTY, FunctionalEverything, TiedWeights, TrainOnlyBranch, UsedTwice, images
+from tests.nets import NASTY, Attention, FunctionalEverything, Plain, TiedWeights, TrainOnlyBranch, UsedTwice, conv, images
 
 MODES = ["1/32", "1/1", "32/32", "32/1"]
 EXEMPT = ("pixels", "pooled features")
@@ -279,3 +279,150 @@ def test_a_value_joined_to_itself_counts_twice():
             return self.body(torch.relu(torch.cat([x, x], 1)))
 
     assert mptify.transform(Doubled(), bits="1/1")(images()).shape == (4, 4, 16, 16)
+
+
+def test_an_embedding_tied_to_a_head_is_not_shared_with_the_callers_model():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = nn.Embedding(10, 6), nn.Linear(6, 10, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, x):
+            return self.head(self.words(x))
+
+    net = Tied()
+    ticketed = mptify.transform(net, other="freeze")
+    assert ticketed.words.weight is not net.words.weight
+    assert net.words.weight.requires_grad
+
+
+def test_tracing_changes_no_buffer_of_the_callers_model():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, x):
+            self.steps += 1
+            return torch.relu(self.layer(x))
+
+    net = Counting()
+    ticketed = mptify.transform(net, bits="1/1")
+    assert net.steps == 0
+    ticketed(torch.randn(4, 3))
+    assert ticketed.steps == 1
+
+
+def test_sites_that_only_one_mode_has_do_not_shift_the_others():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.x, self.b, self.c = nn.Linear(3, 8), nn.Linear(8, 6), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            h = torch.relu(self.a(x))
+            aux = None
+            if self.training:
+                aux = torch.relu(self.x(h))
+            out = self.c(torch.relu(self.b(h)))
+            return (out, aux) if self.training else out
+
+    ticketed = mptify.transform(Shifted(), bits="1/1")
+    behind = {}
+    for mode, graph in ticketed._graphs.items():
+        (b,) = [node for node in graph.nodes if node.target == "b"]
+        behind[mode] = next(iter(b.users)).target
+    assert behind[True] == behind[False]
+    ticketed.train()(torch.randn(4, 3))
+    ticketed.eval()(torch.randn(4, 3))
+
+
+def test_inserted_modules_take_names_of_their_own():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = conv(3, 8), conv(8, 8), conv(8, 4)
+            self.relu, self.relu_1, self.relu_norm = nn.ReLU(), nn.ReLU(), nn.GroupNorm(2, 8)
+
+        def forward(self, x):
+            x = self.relu_norm(self.relu(self.a(x)))
+            return self.relu_1(self.c(self.relu(self.b(x))))
+
+    ticketed = mptify.transform(Named(), bits="1/1")
+    targets = [node.target for node in ticketed.graph.nodes if node.op == "call_module"]
+    assert len(targets) == len(set(targets))
+    assert isinstance(ticketed.relu_norm, nn.GroupNorm)
+    assert unnormalised_signs(ticketed) == []
+
+
+def test_hooks_go_on_being_called():
+    calls = []
+    net = Plain()
+    net.register_forward_pre_hook(lambda *_: calls.append("whole"))
+    net.features.register_forward_hook(lambda *_: calls.append("features"))
+    ticketed = mptify.transform(net, bits="1/1")
+    assert calls == []
+    ticketed(images())
+    assert calls == ["whole", "features"]
+
+
+def test_an_activation_in_place_whose_result_is_ignored_still_acts():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            y = self.a(x)
+            nn.functional.relu_(y)
+            return self.b(y)
+
+    seen = []
+    ticketed = mptify.transform(InPlace(), bits="1/32", bn="insert")
+    ticketed.b.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    ticketed(torch.randn(4, 3))
+    assert (seen[0] >= 0).all()
+
+
+def test_layers_can_be_called_by_keyword():
+    class ByKeyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.layer(input=x)
+
+    assert mptify.transform(ByKeyword())(torch.randn(2, 3)).shape == (2, 4)
+
+
+def test_a_functional_call_keeps_its_own_options_and_bias():
+    class Strided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = conv(3, 8), nn.Conv2d(8, 2, 3)
+
+        def forward(self, x):
+            return nn.functional.conv2d(torch.relu(self.a(x)), self.b.weight, stride=2, padding=1)
+
+    net = Strided()
+    ticketed = mptify.transform(net, bits="1/1", bias="learn", init="keep")
+    with torch.no_grad():
+        ticketed.b.offset.fill_(100.0)
+    output = ticketed(images())
+    assert output.shape == net(images()).shape == (4, 2, 8, 8)
+    assert output.abs().max() < 100
+
+
+@pytest.mark.parametrize("part", ["attention.out_proj", "attention.in_proj_weight"])
+def test_attention_is_converted_whole_or_not_at_all(part):
+    plan = mptify.plan(Attention(batch_first=True), bits="1/1", exclude=part)
+    assert {left.name for left in plan.left_dense} == {"attention.out_proj", "attention.in_proj_weight"}
+
+
+def test_weights_of_their_own_count_in_the_packed_size():
+    net = nn.Sequential(nn.Linear(64, 64))
+    sizes = [mptify.report(mptify.transform(net, bits=bits, prune=0.5, init="keep")).packed_bytes for bits in ("1/32", "32/32")]
+    assert sizes == [64 * 64 // 8 + 64 * 32 // 8 + 4, 64 * 64 // 8 + 64 * 32 * 4 + 4]
