@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mptify import functional, randomness
+from mptify.applying import EscapedWeight, along, apply_weight
 from mptify.errors import CannotConvert
 from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.spec import TicketSpec
+from mptify.threshold import SharedThreshold
 
 __all__ = [
     "ChannelBatchNorm", "ScalarBatchNorm", "SharedThreshold", "Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d",
@@ -291,7 +292,7 @@ class Ticketed:
 
     def _finish(self, y: Tensor) -> Tensor:
         y = self._scaled(y)
-        return y if self.offset is None else y + _along(self.offset, self).to(y.dtype)
+        return y if self.offset is None else y + along(self.offset, self).to(y.dtype)
 
     def _scaled(self, y: Tensor) -> Tensor:
         return y * self._live()[1].to(y.dtype) if self.gain_outside else y
@@ -314,10 +315,6 @@ class Ticketed:
 def _empty_ticket(base: type, weight_name: str) -> Any:
     cls = base if issubclass(base, Ticketed) else ticket_class(base, weight_name)
     return cls.__new__(cls)
-
-
-def _along(vector: Tensor, layer: Any) -> Tensor:
-    return vector if layer.channel_axis == -1 else vector.view(-1, *[1] * (layer.frozen.dim() - 2))
 
 
 def _frozen(weight: Tensor, spec: TicketSpec, name: str, fan_in: int, prune: float) -> Tensor:
@@ -420,100 +417,3 @@ def _notice_fused_step(optimizer: Any, *_: Any) -> None:
 
 
 register_optimizer_step_post_hook(_notice_fused_step)
-
-# -- weights that leave their layer ------------------------------------------------------------------------------------
-
-
-class EscapedWeight(Tensor):
-    """A ticket's weight in the hands of code that can't be traced: binarizes the input of the operation it enters.
-
-    `F.linear(x, weight)` and `F.conv*(x, weight)` then compute what the layer itself would.
-    """
-
-    _layer: Any
-
-    @staticmethod
-    def of(weight: Tensor, layer: Any) -> Tensor:
-        escaped = weight.as_subclass(EscapedWeight)
-        escaped._layer = layer
-        return escaped
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if function in _CONTRACTIONS:
-            x = args[0] if args else kwargs.pop("input")
-            weight = args[1] if len(args) > 1 else kwargs.pop("weight")
-            bias = args[2] if len(args) > 2 else kwargs.pop("bias", None)
-            own = weight._layer.offset if bias is None else bias  # its bias was moved there, so the caller read None
-            return apply_weight(weight._layer, function, x, own, *args[3:], **kwargs)
-        plain = [a.as_subclass(Tensor) if isinstance(a, EscapedWeight) else a for a in args]
-        return function(*plain, **kwargs)
-
-
-_CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
-
-
-def apply_weight(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-    """Run `function(x, layer's weight, ...)` as the layer itself would: input binarized, gain on the output.
-
-    `function` is one of torch.nn.functional's, or its name.
-    """
-    function = getattr(F, function) if isinstance(function, str) else function
-    x = layer._prepare(x)
-    weight = layer._compute_weight(scaled=not layer.gain_outside).to(layer.compute_dtype)
-    if not layer.gain_outside:
-        return function(x, weight, bias, *args, **kwargs)
-    y = layer._scaled(function(x, weight, None, *args, **kwargs))
-    return y if bias is None else y + _along(bias, layer).to(y.dtype)
-
-
-# -- one threshold for all ---------------------------------------------------------------------------------------------
-
-
-class SharedThreshold:
-    """`scope="global"`: the layers' masks come from one ranking over all of them.
-
-    Each layer first keeps its share `floor` of largest |score| (one weight at least), so that none dies; the rest of
-    the budget goes to the largest |score| of all. Ties go to the earlier layer, then to the lower flat index.
-    """
-
-    def __init__(self, layers: list, prune: float, floor: float):
-        self.layers = layers
-        self.floor = floor
-        self.set_prune_(prune)
-        for layer in layers:
-            layer.threshold = self
-
-    def set_prune_(self, prune: float) -> None:
-        """Remove another fraction from now on."""
-        floors = sum(self._floor_of(layer) for layer in self._owners())
-        self.kept = max(functional.kept_count(sum(layer.count for layer in self._owners()), prune), floors)
-
-    def _owners(self) -> list:
-        """The layers without those whose scores are another's."""
-        owners: dict = {}
-        for layer in self.layers:
-            owners.setdefault(id(layer.scores), layer)
-        return list(owners.values())
-
-    def _floor_of(self, layer: Any) -> int:
-        return max(1, math.ceil(layer.count * self.floor))
-
-    @torch.inference_mode(False)
-    def refresh_(self) -> None:
-        """Rank again if the scores of any layer changed since the last time."""
-        if all(layer._is_fresh() for layer in self.layers):
-            return
-        ranked = []
-        for layer in self._owners():
-            magnitudes = layer.scores.detach().abs().contiguous().view(-1)
-            safe = functional.select_mask(magnitudes, self._floor_of(layer))
-            ranked.append(magnitudes.nan_to_num(torch.inf, torch.inf).masked_fill(safe, torch.nan).to(self.layers[0].scores.device))
-        mask = functional.select_mask(torch.cat(ranked), self.kept)
-        parts = dict(zip((id(layer.scores) for layer in self._owners()), mask.split([len(r) for r in ranked]), strict=True))
-        for layer in self.layers:
-            own = parts[id(layer.scores)].view(layer.scores.shape).to(layer.scores.device)
-            if not own.is_meta:
-                layer.kept = int(own.sum())
-            layer._set_survivors(functional.survivors(layer.frozen, own))

@@ -13,7 +13,7 @@ from torch import nn
 
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
-from mptify.surgery.rewrite import parameter_kinds
+from mptify.surgery.trainable import parameter_kinds
 
 __all__ = ["LayerReport", "Report", "report", "tables"]
 

@@ -9,7 +9,8 @@ from torch import nn
 from mptify.layers import Ticketed, TicketParameter
 from mptify.spec import make_spec
 from mptify.surgery.handlers import Handler, register
-from mptify.surgery.plan import Plan, make_plan
+from mptify.surgery.plan import Plan
+from mptify.surgery.planner import make_plan
 from mptify.surgery.rewrite import rewrite
 from mptify.surgery.trace import trace
 

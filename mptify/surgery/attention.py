@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mptify.layers import apply_weight
+from mptify.applying import apply_weight
 
 __all__ = ["TicketMultiheadAttention"]
 

@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from mptify.layers import Ticketed
 from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.surgery import ticket_layers
+from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.plan import plan_of
-from mptify.surgery.rewrite import TicketGraph, parameter_kinds
+from mptify.surgery.trainable import parameter_kinds
 
 __all__ = ["bad_gradients", "lost_layers", "real_inputs", "unnormalised_signs", "watch_inputs", "wrongly_trainable"]
 

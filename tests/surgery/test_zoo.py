@@ -10,7 +10,7 @@ import mptify
 from mptify.catalog import training_loss
 from mptify.layers import Ticketed
 from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
-from mptify.surgery.rewrite import TicketGraph
+from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.trace import trace
 from tests.representatives import ENTRIES, TOO_LARGE, build
 

@@ -1,0 +1,218 @@
+"""Carry out a plan's edits on the graphs of one region."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from mptify.applying import apply_weight
+from mptify.layers import Ticketed, TicketParameter
+from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
+from mptify.spec import TicketSpec
+from mptify.surgery import handlers
+from mptify.surgery.graphs import TicketGraph
+from mptify.surgery.plan import NormBefore, RegionEdits
+from mptify.surgery.trace import Region, join
+
+__all__ = ["edited_region", "make_norm"]
+
+
+def make_norm(norm: NormBefore, spec: TicketSpec, device: torch.device) -> nn.Module:
+    if norm.channels is None:
+        return ScalarBatchNorm(affine=spec.learn_bn, device=device)
+    if norm.axis == -1:
+        return TokenBatchNorm(norm.channels, affine=spec.learn_bn, device=device)
+    return ChannelBatchNorm(norm.channels, affine=spec.learn_bn, device=device)
+
+
+def edited_region(
+    region: Region, edits: dict[bool, RegionEdits], layers: dict[str, Any], spec: TicketSpec, device: torch.device
+) -> TicketGraph:
+    root = region.module
+    graphs: dict[bool, fx.Graph] = {}
+    inserted: dict[Any, str] = {}
+    _split_fused_norms_(list(region.graphs.values()), root)
+    for training, graph in region.graphs.items():
+        editor = _GraphEditor(region, graph, edits[training], layers, spec, device, inserted)
+        graphs[training] = editor.edit()
+    return TicketGraph.of(root, graphs)
+
+
+class _GraphEditor:
+    def __init__(
+        self,
+        region: Region,
+        graph: fx.Graph,
+        edits: RegionEdits,
+        layers: dict[str, Any],
+        spec: TicketSpec,
+        device: Any,
+        inserted: dict[Any, str],
+    ):
+        self.region, self.graph, self.edits, self.layers = region, graph, edits, layers
+        self.root, self.spec, self.device = region.module, spec, device
+        self.nodes = {node.name: node for node in graph.nodes}
+        self.inserted = inserted  # by site and role, over both modes: where the module hangs
+
+    def edit(self) -> fx.Graph:
+        for pool, conv in self.edits.pools.items():
+            self._move_pool(self.nodes[pool], self.nodes[conv])
+        for name in self.edits.vanished:
+            node = self.nodes[name]
+            self.nodes[name] = node.all_input_nodes[0]
+            node.replace_all_uses_with(self.nodes[name])
+            self.graph.erase_node(node)
+        for name, inserted in self.edits.norms.items():
+            node = self.nodes[name]
+            value = node.all_input_nodes[0]
+            node.replace_input_with(value, self._normalised(value, inserted, node, _site(node)))
+        for name, norm in self.edits.signs.items():
+            self._sign_for_activation(self.nodes[name], norm)
+        for name, norm in self.edits.edges.items():
+            self._sign_on_edge(self.nodes[name], norm, [self.nodes[reader] for reader in self.edits.readers[name]])
+        for name, layer in self.edits.calls.items():
+            self._call_layer(self.nodes[name], layer)
+        self._read_through_tickets()
+        self._make_out_of_place()
+        for node in reversed(list(self.graph.nodes)):  # weights that a layer now reads itself
+            if node.op == "get_attr" and not node.users:
+                self.graph.erase_node(node)
+        self.graph.lint()
+        return self.graph
+
+    def _read_through_tickets(self) -> None:
+        """`layer.weight` is computed now: fetch the layer and ask it, since fx would keep today's value as a buffer."""
+        for node in list(self.graph.nodes):
+            if node.op != "get_attr" or not node.users:
+                continue
+            owner, _, attribute = str(node.target).rpartition(".")
+            module = self.root.get_submodule(owner)
+            if f"{attribute}_ticket" in module._modules:
+                owner, attribute = f"{node.target}_ticket", "weight"
+            elif not isinstance(module, Ticketed):
+                continue
+            with self.graph.inserting_before(node):
+                layer = self.graph.get_attr(owner)
+                value = self.graph.call_function(getattr, (layer, attribute))
+            node.replace_all_uses_with(value)
+
+    def _make_out_of_place(self) -> None:
+        """In-place operations on what Sign saved for backward would be an error; `x += y` becomes `x + y`."""
+        swaps = {operator.iadd: operator.add, operator.imul: operator.mul, operator.isub: operator.sub}
+        for node in self.graph.nodes:
+            if node.op == "call_function" and node.target in swaps:
+                node.target = swaps[node.target]
+
+    def _move_pool(self, pool: fx.Node, conv: fx.Node) -> None:
+        """... conv -> (norm) -> activation -> pool -> ... becomes conv -> pool -> (norm) -> activation -> ..."""
+        activation = pool.all_input_nodes[0]
+        pool.replace_all_uses_with(activation)
+        below = next(iter(conv.users))
+        conv.append(pool)
+        pool.replace_input_with(activation, conv)
+        below.replace_input_with(conv, pool)
+
+    def _sign_for_activation(self, node: fx.Node, norm: NormBefore | None) -> None:
+        value = node.all_input_nodes[0]
+        with self.graph.inserting_before(node):
+            if norm is not None:
+                value = self._normalised(value, norm, node, _site(node))
+            sign = self._call(f"{_site(node)}_sign", (node.meta["key"], "sign"), Sign(self.spec.sign_width), value)
+        node.replace_all_uses_with(sign)
+        self.graph.erase_node(node)
+
+    def _sign_on_edge(self, value: fx.Node, norm: NormBefore | None, readers: list[fx.Node]) -> None:
+        site = f"{_site(readers[0])}_input"
+        with self.graph.inserting_before(readers[0]):
+            signed = value if norm is None else self._normalised(value, norm, readers[0], site)
+            signed = self._call(f"{site}_sign", (readers[0].meta["key"], "input", "sign"), Sign(self.spec.sign_width), signed)
+        for reader in readers:
+            _replace_first_input(reader, value, signed)
+
+    def _normalised(self, value: fx.Node, norm: NormBefore, before: fx.Node, site: str) -> fx.Node:
+        with self.graph.inserting_before(before):
+            return self._call(
+                f"{site}_norm", (before.meta["key"], site.endswith("_input"), "norm"), make_norm(norm, self.spec, self.device), value
+            )
+
+    def _call(self, path: str, key: Any, module: nn.Module, value: fx.Node) -> fx.Node:
+        """A call of an inserted module: the one that the other mode's graph put at the same site, or this new one."""
+        if key not in self.inserted:
+            parent_path, _, name = path.replace("#", "_").rpartition(".")
+            parent = self.root.get_submodule(parent_path)
+            while hasattr(parent, name):
+                name += "_"
+            module.train(self.root.training)
+            parent.add_module(name, module)
+            self.inserted[key] = join(parent_path, name)
+        return self.graph.call_module(self.inserted[key], (value,))
+
+    def _call_layer(self, node: fx.Node, layer: str) -> None:
+        """`F.linear(x, layer.weight, bias)` becomes `layer(x) + bias`: binarized input, gain on the output."""
+        relative = layer.removeprefix(self.region.path + ".") if self.region.path else layer
+        names = ("input", "weight", "bias")
+        given = dict(zip(names, node.args[:3], strict=False)) | {k: v for k, v in node.kwargs.items() if k in names}
+        rest = tuple(node.args[3:])
+        options = {k: v for k, v in node.kwargs.items() if k not in names}
+        ticket = self.layers[layer]
+        function: Any = node.target
+        with self.graph.inserting_before(node):
+            if isinstance(ticket, TicketParameter):
+                call = self.graph.call_module(f"{relative}_ticket", (given["input"], function.__name__, *rest), options)
+            elif rest or options or (ticket.offset is not None and not self._is_own_bias(given.get("bias"), relative)):
+                bias = given.get("bias")
+                fetched = self.graph.get_attr(relative)
+                if self._is_own_bias(bias, relative):
+                    bias = self.graph.call_function(getattr, (fetched, "offset"))
+                name = getattr(node.target, "__name__", "")  # fx can write names into its code, not functions
+                call = self.graph.call_function(apply_weight, (fetched, name, given["input"], bias, *rest), options)
+                given["bias"] = None
+            else:
+                call = self.graph.call_module(relative, (given["input"],))
+            bias = given.get("bias")
+            if isinstance(bias, fx.Node) and not self._is_own_bias(bias, relative):
+                shape = (-1,) + (1,) * _spatial_dims(function)
+                call = self.graph.call_function(torch.add, (call, self.graph.call_method("view", (bias, *shape))))
+        node.replace_all_uses_with(call)
+        self.graph.erase_node(node)
+
+    def _is_own_bias(self, bias: Any, layer: str) -> bool:
+        return isinstance(bias, fx.Node) and bias.op == "get_attr" and bias.target == f"{layer}.bias"
+
+
+def _spatial_dims(function: Any) -> int:
+    return {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}.get(function, 0)
+
+
+def _site(node: fx.Node) -> str:
+    return node.meta["site"]
+
+
+def _replace_first_input(reader: fx.Node, value: fx.Node, signed: fx.Node) -> None:
+    """Only the layer's input: a value may enter the same call in another role as well."""
+    if reader.args and reader.args[0] is value:
+        reader.update_arg(0, signed)
+    else:
+        key = next(key for key, one in reader.kwargs.items() if one is value)
+        reader.update_kwarg(key, signed)
+
+
+def _split_fused_norms_(graphs: list[fx.Graph], root: nn.Module) -> None:
+    """Where a norm was traced apart from the activation inside it, the module keeps only the norm."""
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_module"]
+    for norm in sorted({str(node.target) for node in nodes if node.meta.get("norm_only")}):
+        module = root.get_submodule(norm)
+        parent_path, _, name = norm.rpartition(".")
+        for part in ("act", "drop"):
+            original = module._modules.get(part)
+            if original is not None:
+                root.get_submodule(parent_path).add_module(f"{name}_{part}", original)
+                for node in nodes:
+                    if node.target == f"{norm}.{part}":
+                        node.target = f"{norm}_{part}"
+                        node.meta["site"] = node.meta["site"].replace(f"{norm}.{part}", f"{norm}_{part}", 1)
+        handlers.without_activation(module)

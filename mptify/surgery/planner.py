@@ -1,0 +1,355 @@
+"""From regions and a spec to a Plan.
+
+The rules for 1-bit activations (design, section 4), decided per traced graph from what is known of each value:
+
+1. each activation becomes a Sign, with a BatchNorm before it unless its input is already normalised;
+2. each ticket layer whose input is still not ±1 gets BatchNorm -> Sign on that edge, shared by all who read the same value;
+3. a max-pool after an activation moves up to right behind its conv;
+4. pixels, and pooled features on their way into the classifier, stay real.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import fx, nn
+
+from mptify.errors import BadSpec, LeftDense, NothingToConvert
+from mptify.functional import kept_count
+from mptify.spec import TicketSpec
+from mptify.surgery import handlers
+from mptify.surgery.facts import CONTRACTIONS, Fact, argument, node_kind, walk
+from mptify.surgery.plan import LeftLayer, NormBefore, Plan, PlannedLayer, RegionEdits
+from mptify.surgery.trace import Region, Traced, join
+from mptify.surgery.weights import weights_of
+
+__all__ = ["make_plan"]
+
+
+def make_plan(traced: Traced, spec: TicketSpec) -> Plan:
+    """Decide everything, change nothing."""
+    return _Planner(traced, spec).plan()
+
+
+@dataclass
+class _Read:
+    """One place where a graph uses a layer's weight: on which value, by which node."""
+
+    node: fx.Node
+    layer: str
+    value: fx.Node | None
+    axis: int
+    channels: int
+    functional: bool = False
+
+
+class _Planner:
+    def __init__(self, traced: Traced, spec: TicketSpec):
+        self.traced, self.spec = traced, spec
+        self.model = traced.model
+        self.found = dict(weights_of(traced))
+        if not self.found:
+            raise NothingToConvert("The model has no conv or linear weight, so there is nothing to make a ticket of.")
+        self.before: dict[str, str] = {}
+        self.reached: set[str] = set()
+        self.binarizes: set[str] = set()
+        self.escapes: set[str] = set()
+        self.pixel_readers: set[str] = set()
+        self.last: list[str] = []
+        self.kept_activations: list[str] = []
+        self.late_signs: set[str] = set()
+        self.signs = spec.activation_bits == 1
+
+    def plan(self) -> Plan:
+        self._check_patterns()
+        self._find_ends()
+        reasons = self._reasons_to_leave()
+        edits = {}
+        for region in self.traced.regions:
+            if region.is_layer:
+                self._lone(region, reasons)
+            else:
+                edits[region.path] = {mode: self._graph(region, graph, reasons) for mode, graph in region.graphs.items()}
+        self._note_kept_activations()
+        layers, left = self._account(reasons)
+        if not layers:
+            raise NothingToConvert(f"Nothing is left to convert: {left[0].name} and {len(left) - 1} more stay dense ({left[0].reason}).")
+        unwilling = [one for one in left if not one.reason.startswith("asked")]
+        if self.spec.strict and unwilling:
+            raise LeftDense(
+                f"{unwilling[0].name} would stay dense ({unwilling[0].reason}), and {len(unwilling) - 1} more; strict=False lets them."
+            )
+        return Plan(self.spec, layers, left, edits, self.traced.untraced, self.kept_activations, sorted(self.late_signs))
+
+    # -- which layers --------------------------------------------------------------------------------------------------
+
+    def _check_patterns(self) -> None:
+        names = list(self.found)
+        given = {"include": self.spec.include, "exclude": self.spec.exclude, "prune_overrides": tuple(self.spec.prune_overrides)}
+        for setting, patterns in given.items():
+            for pattern in patterns:
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+                    raise BadSpec(f"{setting}={pattern!r} matches no layer of this model; it has {', '.join(near)}, ...")
+
+    def _find_ends(self) -> None:
+        """Which layers read pixels, and which come last."""
+        for region in self.traced.regions:
+            for graph in region.graphs.values():
+                facts = walk(graph, region.module, region.path == "", lambda node: False)
+                reads = list(self._reads(region, graph))
+                ends = _downstream_free([read.node for read in reads])
+                for read in reads:
+                    if (read.value is not None and facts[read.value].pixels) or self._looks_like_pixels(region, read):
+                        self.pixel_readers.add(read.layer)
+                    if region.path == "" and read.node in ends:
+                        self.last.append(read.layer)
+        first = next(iter(self.found))
+        if any(region.is_layer and region.path == first for region in self.traced.regions):
+            self.pixel_readers.add(first)
+        if not self.last:
+            self.last = [list(self.found)[-1]]
+
+    def _looks_like_pixels(self, region: Region, read: _Read) -> bool:
+        """In a part of an untraced model: the model's first layer, or a conv on as few channels, fed by the part's input."""
+        if region.path == "" or read.value is None or read.value.op != "placeholder":
+            return False
+        first = next(iter(self.found))
+        return read.layer == first or (read.axis == 1 and read.channels <= 4 and read.channels == self.found[first].inputs)
+
+    def _reasons_to_leave(self) -> dict[str, str]:
+        spec, reasons = self.spec, {}
+        for name, weight in self.found.items():
+            if spec.include and not any(fnmatchcase(name, pattern) for pattern in spec.include):
+                reasons[name] = "asked: not included"
+            elif any(fnmatchcase(name, pattern) for pattern in spec.exclude):
+                reasons[name] = "asked: excluded"
+            elif "first" in spec.dense and name in self.pixel_readers:
+                reasons[name] = "asked: first layer"
+            elif "last" in spec.dense and name in self.last:
+                reasons[name] = "asked: last layer"
+            elif "depthwise" in spec.dense and weight.depthwise:
+                reasons[name] = "asked: depthwise"
+            elif weight.obstacle:
+                reasons[name] = weight.obstacle
+        for owner in {weight.owner for weight in self.found.values() if weight.kind == "MultiheadAttention"}:
+            parts = [name for name in self.found if name.rpartition(".")[0] == owner]
+            left = [reasons[name] for name in parts if name in reasons]
+            if left:
+                reasons |= dict.fromkeys(parts, f"{left[0]} (attention is converted whole)")
+        return reasons
+
+    def _account(self, reasons: dict[str, str]) -> tuple[list[PlannedLayer], list[LeftLayer]]:
+        layers: list[PlannedLayer] = []
+        left: list[LeftLayer] = []
+        owners: dict[int, str] = {}
+        for name, weight in self.found.items():
+            if name not in reasons and name not in self.reached:
+                reasons[name] = "not reached by forward()"
+            if name in reasons:
+                left.append(LeftLayer(name, weight.count, reasons[name]))
+                continue
+            tied_to = owners.setdefault(id(weight.tensor), name)
+            layers.append(
+                PlannedLayer(
+                    name=name,
+                    kind=weight.kind,
+                    shape=tuple(weight.tensor.shape),
+                    kept=kept_count(weight.count, self.spec.prune_of(tied_to)),
+                    before=self.before.get(name, "real values"),
+                    owner=weight.owner,
+                    tied_to="" if tied_to == name else tied_to,
+                    depthwise=weight.depthwise,
+                    binarizes=name in self.binarizes,
+                    escapes=name in self.escapes,
+                )
+            )
+        return layers, left
+
+    # -- layers called from code that can't be traced --------------------------------------------------------------------
+
+    def _lone(self, region: Region, reasons: dict[str, str]) -> None:
+        inside = [name for name in self.found if name == region.path or name.startswith(f"{region.path}.") or not region.path]
+        for name in inside:
+            self.reached.add(name)
+            if not self.signs or name in reasons:
+                continue
+            if name in self.pixel_readers:
+                self.before[name] = "pixels"
+            elif self._is_classifier(region.module):
+                self.before[name] = "pooled features"
+            else:
+                self.binarizes.add(name)
+                self.before[name] = "BatchNorm → Sign"
+
+    def _is_classifier(self, module: nn.Module) -> bool:
+        getter = getattr(self.model, "get_classifier", None)
+        return callable(getter) and getter() is module
+
+    def _note_kept_activations(self) -> None:
+        if not self.signs and self.spec.bn != "insert":
+            return
+        regions = [region for region in self.traced.regions if region.graphs]
+        handled = {join(r.path, str(n.target)) for r in regions for g in r.graphs.values() for n in g.nodes if n.op == "call_module"}
+        for name, module in self.model.named_modules():
+            inside = any(name.startswith(path + ".") or not path for path in self.traced.untraced)
+            if inside and handlers.is_activation(module) and name not in handled:
+                self.kept_activations.append(name)
+
+    # -- one graph -----------------------------------------------------------------------------------------------------
+
+    def _reads(self, region: Region, graph: fx.Graph) -> Iterator[_Read]:
+        """Every use of a ticketable weight in the graph."""
+        for node in graph.nodes:
+            if node.op == "call_module":
+                name = join(region.path, self._canonical(region, node.target))
+                if name in self.found:
+                    weight = self.found[name]
+                    value = next((one for one in node.args if isinstance(one, fx.Node)), None) or next(iter(node.all_input_nodes), None)
+                    yield _Read(node, name, value, weight.axis, weight.inputs)
+            elif node.op == "get_attr":
+                owner = self._owner_of(region, str(node.target))
+                if owner is None:
+                    continue
+                weight = self.found[owner]
+                for user in node.users:
+                    if user.op == "call_function" and user.target in CONTRACTIONS and argument(user, 1, "weight") is node:
+                        yield _Read(user, owner, argument(user, 0, "input"), weight.axis, weight.inputs, functional=True)
+                    elif user.op != "output" and not _only_looks(user):
+                        yield _Read(user, owner, None, weight.axis, weight.inputs, functional=True)
+
+    def _canonical(self, region: Region, target: Any) -> str:
+        module = region.module.get_submodule(target)
+        if id(module) not in self._names:
+            return str(target)
+        name = self._names[id(module)]
+        return name.removeprefix(region.path + ".") if region.path else name
+
+    @property
+    def _names(self) -> dict[int, str]:
+        if not hasattr(self, "_names_cache"):
+            self._names_cache = {id(module): name for name, module in self.model.named_modules()}
+        return self._names_cache
+
+    def _owner_of(self, region: Region, target: str) -> str | None:
+        full = join(region.path, target)
+        if full in self.found:
+            return full
+        owner, _, attribute = full.rpartition(".")
+        weight = self.found.get(owner)
+        return owner if weight is not None and attribute == weight.attribute else None
+
+    def _graph(self, region: Region, graph: fx.Graph, reasons: dict[str, str]) -> RegionEdits:
+        edits = RegionEdits()
+        reads = list(self._reads(region, graph))
+        self.reached.update(read.layer for read in reads)
+        if not self.signs and self.spec.bn == "keep":
+            return edits
+        kinds = {
+            node: node_kind(node, region.module.get_submodule(node.target) if node.op == "call_module" else None) for node in graph.nodes
+        }
+        activations = [node for node in graph.nodes if kinds[node] == "activation"]
+        if not self.signs:
+            facts = walk(graph, region.module, region.path == "", lambda node: False)
+            for node in activations:
+                if not facts[_input(node)].normalised:
+                    edits.norms[node.name] = _norm_for(facts[_input(node)], node, kinds, region)
+            self._move_pools(edits, graph, kinds, set(edits.norms), region)
+            return edits
+        summed = walk(graph, region.module, region.path == "", lambda node: True)
+        vanished = {node for node in activations if self.spec.residual == "real" and summed[_input(node)].summed}
+        edits.vanished = [node.name for node in graph.nodes if node in vanished]
+        facts = walk(graph, region.module, region.path == "", lambda node: True, passing=vanished)
+        for node in activations:
+            if node not in vanished:
+                value = facts[_input(node)]
+                edits.signs[node.name] = None if value.normalised else _norm_for(value, node, kinds, region)
+        if region.path == "" and self.traced.whole:
+            late = _downstream_free([node for node in activations if node not in vanished], {read.node for read in reads})
+            self.late_signs.update(join(region.path, node.meta["site"]) for node in late)
+        self._move_pools(edits, graph, kinds, set(edits.signs), region)
+        self._binarize_reads(edits, reads, facts, reasons)
+        return edits
+
+    def _binarize_reads(self, edits: RegionEdits, reads: list[_Read], facts: dict[fx.Node, Fact], reasons: dict[str, str]) -> None:
+        ends = _downstream_free([read.node for read in reads])
+        for read in reads:
+            if read.layer in reasons:
+                continue
+            if read.value is None:
+                self.escapes.add(read.layer)
+                self.binarizes.add(read.layer)
+                self.before[read.layer] = "BatchNorm → Sign"
+                continue
+            if read.functional:
+                edits.calls[read.node.name] = read.layer
+            fact = facts[read.value]
+            if self.found[read.layer].kind == "MultiheadAttention":
+                continue
+            if read.layer in self.pixel_readers:
+                self.before[read.layer] = "pixels"
+            elif fact.binary:
+                self.before.setdefault(read.layer, "±1")
+            elif fact.pooled and read.node in ends:
+                self.before[read.layer] = "pooled features"
+            else:
+                norm = None if fact.normalised else NormBefore(read.channels, read.axis)
+                edits.edges.setdefault(read.value.name, norm)
+                edits.readers.setdefault(read.value.name, []).append(read.node.name)
+                self.before[read.layer] = "Sign" if fact.normalised else "BatchNorm → Sign"
+
+    def _move_pools(self, edits: RegionEdits, graph: fx.Graph, kinds: dict[fx.Node, str], changed: set[str], region: Region) -> None:
+        for node in graph.nodes:
+            if kinds[node] not in ("maxpool", "max_pool1d", "max_pool2d", "max_pool3d"):
+                continue
+            activation = _input(node)
+            if node.op == "call_module" and getattr(region.module.get_submodule(node.target), "return_indices", False):
+                continue
+            if activation is None or activation.name not in changed or len(activation.users) > 1:
+                continue
+            above = _input(activation)
+            if kinds[above] == "batchnorm" and len(above.users) == 1:
+                above = _input(above)
+            if kinds[above] == "layer" and len(above.users) == 1:
+                handler = handlers.find(region.module.get_submodule(above.target))
+                if handler is not None and handler.axis == 1:
+                    edits.pools[node.name] = above.name
+
+
+def _norm_for(fact: Fact, node: fx.Node, kinds: dict[fx.Node, str], region: Region) -> NormBefore:
+    if fact.channels is not None and fact.axis in (1, -1):
+        return NormBefore(fact.channels, fact.axis)
+    reader: fx.Node | None = node  # or what the next layer expects, if nothing on the way moves the channels
+    while reader is not None and len(reader.users) == 1:
+        reader = next(iter(reader.users))
+        if kinds[reader] == "layer":
+            handler = handlers.find(region.module.get_submodule(str(reader.target)))
+            assert handler is not None
+            return NormBefore(handler.inputs, handler.axis)
+        if kinds[reader] not in ("identity", "dropout", "dropout0", "maxpool", "avgpool"):
+            break
+    return NormBefore(None)
+
+
+def _input(node: fx.Node) -> Any:
+    return next((one for one in node.all_input_nodes), None)
+
+
+def _only_looks(node: fx.Node) -> bool:
+    """Whether the user of a weight reads nothing but its type or shape."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getattr"
+
+
+def _downstream_free(nodes: list[fx.Node], targets: set[fx.Node] | None = None) -> set[fx.Node]:
+    """Those of `nodes` from which none of `targets` (of the nodes themselves, unless given) can be reached."""
+    if not nodes:
+        return set()
+    inner = set(nodes) if targets is None else targets
+    leads: dict[fx.Node, bool] = {}
+    for node in reversed(list(nodes[0].graph.nodes)):
+        leads[node] = any(user in inner or leads[user] for user in node.users)
+    return {node for node in nodes if not leads[node]}

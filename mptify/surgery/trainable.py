@@ -1,0 +1,59 @@
+"""What in a ticket model may learn, and what starts afresh."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from mptify.layers import Ticketed
+from mptify.spec import TicketSpec
+from mptify.surgery import handlers
+
+__all__ = ["is_norm", "let_train_", "parameter_kinds", "reset_norms_"]
+
+
+def reset_norms_(model: nn.Module) -> None:
+    """Fresh frozen weights make old statistics and old scales meaningless: norms start at weight 1, bias 0."""
+    for module in model.modules():
+        if is_norm(module):
+            for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
+                tensor = getattr(module, name, None)
+                if isinstance(tensor, torch.Tensor):
+                    with torch.no_grad():
+                        tensor.fill_(value)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """BatchNorm, LayerNorm, GroupNorm and their like, from torch or anyone: a name is not enough, the weight must be a vector."""
+    if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)):
+        return True
+    if isinstance(module, Ticketed) or "norm" not in type(module).__name__.lower() or any(True for _ in module.children()):
+        return False
+    return all(parameter is None or parameter.dim() <= 1 for parameter in module._parameters.values())
+
+
+def let_train_(model: nn.Module, spec: TicketSpec) -> None:
+    """Exactly what the spec names requires grad."""
+    kinds = parameter_kinds(model)
+    allowed = {"scores": True, "norm": spec.learn_bn, "bias": spec.bias == "learn", "other": spec.other == "learn", "dense": True}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(allowed.get(kinds[name], False))
+
+
+def parameter_kinds(model: nn.Module) -> dict[str, str]:
+    """For each parameter: `scores`, `frozen`, `bias`, `norm`, `dense` (a conv or linear left out) or `other`."""
+    kinds = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            full = f"{prefix}.{name}" if prefix else name
+            if isinstance(module, Ticketed):
+                kinds[full] = name if name in ("scores", "frozen") else "bias"
+            elif isinstance(module, nn.MultiheadAttention) and name == "in_proj_bias":
+                kinds[full] = "bias"
+            elif handlers.find(module) is not None:
+                kinds[full] = "dense"
+            else:
+                kinds[full] = "norm" if is_norm(module) else "other"
+    return kinds
