@@ -7,37 +7,52 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["EscapedWeight", "along", "apply_weight"]
+from mptify.errors import CannotConvert
+
+__all__ = ["CONTRACTIONS", "EscapedWeight", "along", "apply_weight"]
+
+CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+_ON_THE_WAY = {"to", "type_as", "float", "half", "bfloat16", "double", "contiguous"}  # what it stays the same weight through
+_LOOKS = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "size", "dim", "numel", "is_floating_point", "stride"}
 
 
-class EscapedWeight(Tensor):
-    """A ticket's weight in the hands of code that can't be traced: binarizes the input of the operation it enters.
+class EscapedWeight:
+    """A ticket's weight in the hands of other code than its layer's: binarizes the input of the operation it enters.
 
-    `F.linear(x, weight)` and `F.conv*(x, weight)` then compute what the layer itself would.
+    `F.linear(x, weight)` and `F.conv*(x, weight)` then compute what the layer itself would. Where it goes into anything
+    else, nobody could tell which input to binarize, and that is an error. No tensor, only something that torch's functions
+    accept for one.
     """
 
-    _layer: Any
-
-    @staticmethod
-    def of(weight: Tensor, layer: Any) -> Tensor:
-        escaped = weight.as_subclass(EscapedWeight)
-        escaped._layer = layer
-        return escaped
+    def __init__(self, layer: Any, weight: Tensor):
+        self._layer, self._weight = layer, weight
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
-        if function in _CONTRACTIONS:
-            x = args[0] if args else kwargs.pop("input")
-            weight = args[1] if len(args) > 1 else kwargs.pop("weight")
-            bias = args[2] if len(args) > 2 else kwargs.pop("bias", None)
-            own = weight._layer.offset if bias is None else bias  # its bias was moved there, so the caller read None
-            return apply_weight(weight._layer, function, x, own, *args[3:], **kwargs)
-        plain = [a.as_subclass(Tensor) if isinstance(a, EscapedWeight) else a for a in args]
-        return function(*plain, **kwargs)
+        if function not in CONTRACTIONS:
+            escaped = next(one for one in (*args, *kwargs.values()) if isinstance(one, EscapedWeight))
+            escaped._refuse(getattr(function, "__name__", str(function)))
+        x = args[0] if args else kwargs.pop("input")
+        weight = args[1] if len(args) > 1 else kwargs.pop("weight")
+        bias = args[2] if len(args) > 2 else kwargs.pop("bias", None)
+        own = weight._layer.offset if bias is None else bias  # its bias was moved there, so the caller read None
+        return apply_weight(weight._layer, function, x, own, *args[3:], **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in _LOOKS:
+            return getattr(self._weight, name)
+        if name in _ON_THE_WAY:
+            return lambda *args, **kwargs: EscapedWeight(self._layer, getattr(self._weight, name)(*args, **kwargs))
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse(name)
 
-_CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
+    def _refuse(self, name: str) -> Any:
+        raise CannotConvert(
+            f"{self._layer.ticket_name}: its weight goes into {name}(), where mptify can't make the input ±1; "
+            f"exclude={self._layer.ticket_name!r} leaves the layer dense."
+        )
 
 
 def apply_weight(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:

@@ -5,12 +5,11 @@ Rows go to a JSON-lines file as they are made, so a sweep that was interrupted g
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing as mp
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from mptify.catalog import Entry
 from mptify.surgery import transform
 from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 from mptify.surgery.plan import plan_of
-from mptify.surgery.trace import trace
 
 __all__ = ["MODES", "RUN_LIMIT", "check_model", "markdown", "read_rows", "summary", "sweep"]
 
@@ -35,37 +33,22 @@ TIME_LIMIT = 900.0  # seconds for one model
 Row = dict[str, Any]
 
 
-def check_model(entry: Entry, known: Mapping[str, str] | None = None) -> Row:
-    """Convert one model in every mode and check it; what goes wrong is part of the row, never an exception.
-
-    `known` maps the signatures of networks that were run already to their names: many of timm's names differ in nothing
-    but the weights that they would download, and what runs for one runs for all.
-    """
+def check_model(entry: Entry) -> Row:
+    """Convert one model in every mode and check it; what goes wrong is part of the row, never an exception."""
     started = time.perf_counter()
     row: Row = {"model": str(entry), "parameters": 0, "modes": {}}
     try:
         model = _build_cheaply(entry)
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        row["signature"] = _signature(model)
         for bits, prune in MODES.items():
             row["modes"][bits] = _check_structure(model, bits, prune)
         del model
-        if row["signature"] in (known or {}):
-            row["same_as"] = (known or {})[row["signature"]]
-        elif row["parameters"] <= RUN_LIMIT:
+        if row["parameters"] <= RUN_LIMIT:
             _check_runs(entry, row["modes"])
     except Exception as error:
         row["error"] = _sentence(error)
     row["seconds"] = round(time.perf_counter() - started, 1)
     return row
-
-
-def _signature(model: nn.Module) -> str:
-    """Two networks with the same one have the same modules, settings, shapes, graphs and input size."""
-    graphs = [str(graph) for region in trace(model).regions for graph in region.graphs.values()]
-    shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
-    size = getattr(model, "pretrained_cfg", {}).get("input_size")
-    return hashlib.sha256(repr((str(model), graphs, shapes, size)).encode()).hexdigest()[:16]
 
 
 def _build_cheaply(entry: Entry) -> nn.Module:
@@ -84,7 +67,7 @@ def _check_structure(model: nn.Module, bits: str, prune: float) -> Row:
     checks = {
         "I2": unnormalised_signs(ticketed),
         "I4": wrongly_trainable(ticketed),
-        "I5": lost_layers(ticketed) if plan.total == weights else [f"{plan.total} of {weights} weights accounted for"],
+        "I5": lost_layers(ticketed) if plan.total >= weights else [f"{plan.total} of {weights} weights accounted for"],
     }
     return {
         "parts": len(plan.edits) if plan.untraced else 1,
@@ -155,14 +138,16 @@ def _run(model: nn.Module, bits: str, prune: float, inputs: tuple, exempt: Itera
         if type(module).__name__ in ("DropPath", "StochasticDepth"):
             module.eval()  # they may switch a whole block off, and its gradients with it
     outputs: list[Any] = []
-    _, real = real_inputs(ticketed, lambda: outputs.append(ticketed(*inputs)))
+    ran, real = real_inputs(lambda: outputs.append(ticketed(*inputs)))
     catalog.training_loss(outputs.pop()).backward()
     bad = bad_gradients(ticketed)
     failed = {"I4": [f"{name}: {what}" for name, what in bad.items() if what != "zero"]}
     if bits.endswith("/1"):
         with torch.no_grad():
-            _, real_in_eval = real_inputs(ticketed.eval(), lambda: ticketed(*inputs))
-        failed["I1"] = sorted((real | real_in_eval) - set(exempt))
+            ticketed.eval()
+            ran_in_eval, real_in_eval = real_inputs(lambda: ticketed(*inputs))
+        unseen = {layer.name for layer in plan_of(ticketed).layers if not layer.tied_to} - ran - ran_in_eval
+        failed["I1"] = sorted((real | real_in_eval) - set(exempt)) + [f"{name}: never ran" for name in sorted(unseen)]
     return failed, {name for name, what in bad.items() if what == "zero"}
 
 
@@ -180,24 +165,20 @@ def sweep(entries: list[Entry], path: Path, jobs: int, done: Callable[[Row], Non
 
     A process that dies or overruns costs its model a row that says so, and is replaced.
     """
-    earlier = read_rows(path)
-    have = {row["model"] for row in earlier}
-    known = {row["signature"]: row["model"] for row in earlier if was_run(row) and passed(row)}
+    have = {row["model"] for row in read_rows(path)}
     waiting = [entry for entry in entries if str(entry) not in have]
     path.parent.mkdir(parents=True, exist_ok=True)
     torn = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
     with path.open("a") as file:
         if torn:
             file.write("\n")  # the line that an interruption cut short stays behind, alone
-        for row in _rows(waiting, jobs, known):
-            if was_run(row) and passed(row):
-                known.setdefault(row["signature"], row["model"])
+        for row in _rows(waiting, jobs):
             file.write(as_line(row))
             file.flush()
             done(row)
 
 
-def _rows(waiting: list[Entry], jobs: int, known: Mapping[str, str]) -> Iterator[Row]:
+def _rows(waiting: list[Entry], jobs: int) -> Iterator[Row]:
     context = mp.get_context("spawn")
     queue = list(reversed(waiting))
     busy: dict[Any, _Worker] = {}
@@ -205,14 +186,14 @@ def _rows(waiting: list[Entry], jobs: int, known: Mapping[str, str]) -> Iterator
         while queue or busy:
             while queue and len(busy) < jobs:
                 worker = _Worker(context)
-                worker.give(queue.pop(), known)
+                worker.give(queue.pop())
                 busy[worker.pipe] = worker
             for pipe in wait(list(busy), timeout=5) or [p for p, w in busy.items() if w.overdue]:
                 worker = busy[pipe]
                 row, alive = worker.take()
                 yield row
                 if alive and queue:
-                    worker.give(queue.pop(), known)
+                    worker.give(queue.pop())
                 else:
                     worker.stop()
                     del busy[pipe]
@@ -230,9 +211,9 @@ class _Worker:
         self.process.start()
         theirs.close()
 
-    def give(self, entry: Entry, known: Mapping[str, str]) -> None:
+    def give(self, entry: Entry) -> None:
         self.entry, self.since = entry, time.monotonic()
-        self.pipe.send((entry, dict(known)))
+        self.pipe.send(entry)
 
     @property
     def overdue(self) -> bool:
@@ -258,7 +239,7 @@ def _work(pipe: Any) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            pipe.send(check_model(*pipe.recv()))
+            pipe.send(check_model(pipe.recv()))
         except (EOFError, KeyboardInterrupt, BrokenPipeError):
             return
 
@@ -301,7 +282,6 @@ def summary(rows: list[Row]) -> dict[str, Any]:
         "converted": sum(len(row["modes"]) == len(MODES) for row in rows),
         "passed": sum(passed(row) for row in rows),
         "run": sum(was_run(row) for row in rows),
-        "same": sum("same_as" in row for row in rows),
         "whole": sum(all(mode["parts"] == 1 for mode in row["modes"].values()) for row in rows),
         "share": sum(mode["converted"] for mode in modes) / weights if weights else 0.0,
     }
@@ -318,9 +298,8 @@ def markdown(rows: list[Row]) -> str:
         f"- {totals['converted']:,} convert in both modes; {totals['passed']:,} of them pass every check.",
         f"- {100 * totals['share']:.4f} % of all conv and linear weights are converted; the rest is named below.",
         f"- {totals['whole']:,} are traced whole; the others in parts, each a region of its own.",
-        f"- {totals['run'] + totals['same']:,} have at most {RUN_LIMIT // 10**6} M parameters and were also run: one training step and one "
-        f"evaluation per mode. {totals['same']:,} of them are, module by module and shape by shape, a network that had run under "
-        "another name, which the table gives.",
+        f"- {totals['run']:,} have at most {RUN_LIMIT // 10**6} M parameters and were also run: one training step per mode, and one "
+        "evaluation in 1/1.",
         "",
         "Structure is checked on every model: every sign is fed by a normalised value (I2), only what the spec names requires grad (I4), "
         "every conv and linear weight is accounted for (I5). Runs add: every ticket layer that is not exempt sees only ±1 (I1), every "
@@ -367,8 +346,6 @@ def _table_row(row: Row) -> str:
     failed = [f"{check} in {bits}" for bits, mode in row["modes"].items() for check in mode["failed"]]
     if "error" in row or failed:
         verdict = f"**{row.get('error') or ', '.join(failed)}**"
-    elif "same_as" in row:
-        verdict = f"all, as {row['same_as']}"
     else:
         verdict = "all" if was_run(row) else "structure; not run"
     dead = {name for mode in row["modes"].values() for name in mode.get("dead", ())}

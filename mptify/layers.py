@@ -55,7 +55,8 @@ class Ticketed:
     _survivors: Any  # the caches: M ⊙ B, the gain, and the state of the scores they were made from
     _gain: Any
     _seen: tuple | None
-    _escapes: bool
+    _escapes: bool  # other code than its own `forward` reads the weight, and has to be given one that binarizes
+    _running = False
 
     # -- making one ---------------------------------------------------------------------------------------------------
 
@@ -155,15 +156,11 @@ class Ticketed:
         return self._compute_weight(scaled=True)
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Any:
         """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output."""
         weight = self._compute_weight(scaled=not self.gain_outside).to(self.compute_dtype)
-        if self._escapes:
-            if torch.compiler.is_exporting():
-                raise CannotConvert(
-                    f"{self.ticket_name}: torch.export can't follow a weight that is handed to a function (1-bit activations)."
-                )
-            return EscapedWeight.of(weight, self)
+        if self._escapes and not self._running:
+            return EscapedWeight(self, weight)
         return weight
 
     def _compute_weight(self, scaled: bool) -> Tensor:
@@ -285,7 +282,13 @@ class Ticketed:
         else:  # called by keyword: the input comes first there too
             name = next(iter(kwargs))
             kwargs[name] = self._prepare(kwargs[name])
-        return self._finish(super().forward(*args, **kwargs))  # type: ignore[misc]
+        if not self._escapes:
+            return self._finish(super().forward(*args, **kwargs))  # type: ignore[misc]
+        self._running = True
+        try:
+            return self._finish(super().forward(*args, **kwargs))  # type: ignore[misc]
+        finally:
+            self._running = False
 
     def _prepare(self, x: Tensor) -> Tensor:
         return x if self.before is None else self.before(x)

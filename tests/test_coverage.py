@@ -30,17 +30,6 @@ def _die(pipe):
     os._exit(7)
 
 
-def test_names_of_one_network_share_a_run():
-    first = coverage.check_model(Entry("torchvision", "squeezenet1_1"))
-    again = coverage.check_model(Entry("torchvision", "squeezenet1_1"), {first["signature"]: "torchvision:twin"})
-    other = coverage.check_model(Entry("torchvision", "squeezenet1_0"), {first["signature"]: "torchvision:twin"})
-    assert (again["same_as"], coverage.was_run(again)) == ("torchvision:twin", False)
-    assert "same_as" not in other
-    page = coverage.markdown([first, again, other])
-    assert "all, as torchvision:twin" in page
-    assert "3 convert in both modes; 3 of them pass every check" in page
-
-
 def test_layers_that_are_dead_anyway_are_told_from_broken_ones():
     row = coverage.check_model(Entry("timm", "csatv2"))
     assert coverage.passed(row)

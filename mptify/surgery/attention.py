@@ -54,6 +54,7 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
         batched = query.dim() == 3
         if not batched:
             query, key, value = (one.unsqueeze(0 if self.batch_first else 1) for one in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         first = 0 if self.batch_first else 1
         same = query is key and key is value
         projected = self._project(query, key, value, same)

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from mptify.applying import CONTRACTIONS
 from mptify.layers import Ticketed
 from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.surgery import ticket_layers
@@ -23,7 +23,6 @@ from mptify.surgery.trainable import parameter_kinds
 
 __all__ = ["bad_gradients", "lost_layers", "real_inputs", "unnormalised_signs", "watch_inputs", "wrongly_trainable"]
 
-_CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 _TRANSPARENT_MODULES = (
     nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
     nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.Flatten, nn.Upsample, nn.PixelShuffle,
@@ -128,7 +127,7 @@ def watch_inputs(report: Callable[[Any, bool], None]) -> Iterator[None]:
     class Watcher(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            if function in _CONTRACTIONS:
+            if function in CONTRACTIONS:
                 weight = args[1] if len(args) > 1 else kwargs.get("weight")
                 if id(weight) in made:
                     layer = made[id(weight)][0]
@@ -145,7 +144,7 @@ def watch_inputs(report: Callable[[Any, bool], None]) -> Iterator[None]:
         Ticketed._compute_weight, Ticketed._prepare = compute, prepare  # type: ignore[method-assign]
 
 
-def real_inputs(model: nn.Module, run: Callable[[], Any]) -> tuple[set[str], set[str]]:
+def real_inputs(run: Callable[[], Any]) -> tuple[set[str], set[str]]:
     """I1: which ticket layers `run()` executed, and which of them saw an input other than -1 and +1."""
     ran: set[str] = set()
     real: set[str] = set()
@@ -167,7 +166,8 @@ def lost_layers(model: nn.Module) -> list[str]:
 
 def wrongly_trainable(model: nn.Module) -> list[str]:
     """I4, first half: parameters that require grad against the spec, or don't although it names them."""
-    spec = plan_of(model).spec
+    plan = plan_of(model)
+    spec = plan.spec
     wanted = {
         "scores": True,
         "frozen": False,
@@ -177,7 +177,8 @@ def wrongly_trainable(model: nn.Module) -> list[str]:
         "dense": True,
     }
     kinds = parameter_kinds(model)
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad != wanted[kinds[name]]]
+    held = {name for name in plan.held if kinds.get(name) in ("other", "dense")}
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad != (wanted[kinds[name]] and name not in held)]
 
 
 def bad_gradients(model: nn.Module) -> dict[str, str]:

@@ -21,23 +21,25 @@ from mptify.surgery.trace import Region, join
 __all__ = ["edited_region", "make_norm"]
 
 
-def make_norm(norm: NormBefore, spec: TicketSpec, device: torch.device) -> nn.Module:
+def make_norm(norm: NormBefore, spec: TicketSpec, like: torch.Tensor) -> nn.Module:
+    """The norm that a plan asks for, of the same type and on the same device as a tensor of the model's."""
+    options: Any = {"affine": spec.learn_bn, "device": like.device, "dtype": like.dtype}
     if norm.channels is None:
-        return ScalarBatchNorm(affine=spec.learn_bn, device=device)
+        return ScalarBatchNorm(**options)
     if norm.axis == -1:
-        return TokenBatchNorm(norm.channels, affine=spec.learn_bn, device=device)
-    return ChannelBatchNorm(norm.channels, affine=spec.learn_bn, device=device)
+        return TokenBatchNorm(norm.channels, **options)
+    return ChannelBatchNorm(norm.channels, **options)
 
 
 def edited_region(
-    region: Region, edits: dict[bool, RegionEdits], layers: dict[str, Any], spec: TicketSpec, device: torch.device
+    region: Region, edits: dict[bool, RegionEdits], layers: dict[str, Any], spec: TicketSpec, like: torch.Tensor
 ) -> TicketGraph:
     root = region.module
     graphs: dict[bool, fx.Graph] = {}
     inserted: dict[Any, str] = {}
     _split_fused_norms_(list(region.graphs.values()), root)
     for training, graph in region.graphs.items():
-        editor = _GraphEditor(region, graph, edits[training], layers, spec, device, inserted)
+        editor = _GraphEditor(region, graph, edits[training], layers, spec, like, inserted)
         graphs[training] = editor.edit()
     return TicketGraph.of(root, graphs)
 
@@ -50,11 +52,11 @@ class _GraphEditor:
         edits: RegionEdits,
         layers: dict[str, Any],
         spec: TicketSpec,
-        device: Any,
+        like: torch.Tensor,
         inserted: dict[Any, str],
     ):
         self.region, self.graph, self.edits, self.layers = region, graph, edits, layers
-        self.root, self.spec, self.device = region.module, spec, device
+        self.root, self.spec, self.like = region.module, spec, like
         self.nodes = {node.name: node for node in graph.nodes}
         self.inserted = inserted  # by site and role, over both modes: where the module hangs
 
@@ -106,6 +108,10 @@ class _GraphEditor:
         for node in self.graph.nodes:
             if node.op == "call_function" and node.target in swaps:
                 node.target = swaps[node.target]
+            elif node.op == "call_method" and node.target in ("add_", "sub_", "mul_", "div_") and node.users:
+                later = [user for user in node.args[0].users if user > node]
+                if not later:  # nobody waits for the old name to change
+                    node.target = node.target.removesuffix("_")
 
     def _move_pool(self, pool: fx.Node, conv: fx.Node) -> None:
         """... conv -> (norm) -> activation -> pool -> ... becomes conv -> pool -> (norm) -> activation -> ..."""
@@ -136,7 +142,7 @@ class _GraphEditor:
     def _normalised(self, value: fx.Node, norm: NormBefore, before: fx.Node, site: str) -> fx.Node:
         with self.graph.inserting_before(before):
             return self._call(
-                f"{site}_norm", (before.meta["key"], site.endswith("_input"), "norm"), make_norm(norm, self.spec, self.device), value
+                f"{site}_norm", (before.meta["key"], site.endswith("_input"), "norm"), make_norm(norm, self.spec, self.like), value
             )
 
     def _call(self, path: str, key: Any, module: nn.Module, value: fx.Node) -> fx.Node:

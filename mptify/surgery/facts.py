@@ -6,18 +6,17 @@ then normalises once more than it would have to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
 from torch.nn import functional as F
 
+from mptify.applying import CONTRACTIONS
 from mptify.surgery import handlers
 
-__all__ = ["CONTRACTIONS", "Fact", "argument", "node_kind", "walk"]
-
-CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
+__all__ = ["Fact", "argument", "node_kind", "walk"]
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,7 @@ def _module_kind(module: nn.Module) -> str:
     if isinstance(module, nn.modules.pooling._AvgPoolNd):
         return "avgpool"
     if isinstance(module, (nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd)):
-        size = module.output_size
-        return "globalpool" if all(one in (1, None) for one in (size if isinstance(size, (tuple, list)) else (size,))) else "avgpool"
+        return "globalpool" if _to_one_value(module.output_size) else "avgpool"
     if isinstance(module, nn.Flatten):
         return "flatten"
     if isinstance(module, (nn.PixelShuffle, nn.ChannelShuffle, nn.PixelUnshuffle)):
@@ -113,16 +111,18 @@ def _module_kind(module: nn.Module) -> str:
     return type(module).__name__.lower()
 
 
+def _to_one_value(size: Any) -> bool:
+    return all(one == 1 for one in (size if isinstance(size, (tuple, list)) else (size,)))
+
+
 def _probability(node: fx.Node) -> Any:
     return node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
 
 
-def walk(
-    graph: fx.Graph, root: nn.Module, pixels: bool, binary: Callable[[fx.Node], bool], passing: Collection[fx.Node] = ()
-) -> dict[fx.Node, Fact]:
+def walk(graph: fx.Graph, root: nn.Module, pixels: bool, signs: bool, passing: Collection[fx.Node] = ()) -> dict[fx.Node, Fact]:
     """A fact for each node.
 
-    `pixels` says whether the graph's required inputs are images, `binary` which activations become signs; those in
+    `pixels` says whether the graph's required inputs are images, `signs` whether activations become signs; those in
     `passing` hand their input through.
     """
     facts: dict[fx.Node, Fact] = {}
@@ -139,11 +139,11 @@ def walk(
             elif node.op == "call_function" and node.target in CONTRACTIONS:
                 facts[node] = _after_functional(node, root)
             else:
-                facts[node] = _rule(node, module, node_kind(node, module), inputs, binary)
+                facts[node] = _rule(node, module, node_kind(node, module), inputs, signs)
     return facts
 
 
-def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Callable[[fx.Node], bool]) -> Fact:
+def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], signs: bool) -> Fact:
     first = inputs[0] if inputs else UNKNOWN
     if kind == "layer":
         handler = handlers.find(module)
@@ -152,7 +152,7 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Cal
     if kind == "attention":
         return Fact(module.embed_dim, -1)
     if kind == "activation":
-        if not binary(node):
+        if not signs:
             return replace(first, normalised=False, binary=False, summed=False, pixels=False)
         return Fact(first.channels, first.axis, binary=True, pooled=first.pooled)
     if kind == "batchnorm":
@@ -167,6 +167,8 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], binary: Cal
         return replace(first, binary=False, summed=False)
     if kind in ("mean", "amax"):
         return _after_mean(node, first)
+    if kind.startswith("adaptive_") and not _to_one_value(argument(node, 1, "output_size")):
+        return replace(first, binary=False, summed=False)
     if kind == "globalpool" or kind in _GLOBAL_POOLS or "adaptivepool" in kind or "attentionpool" in kind:
         axis = first.axis if kind == "globalpool" or kind.startswith("adaptive_") else -1
         return replace(first, axis=axis, binary=False, pooled=True, summed=False)
@@ -195,7 +197,7 @@ def _after_functional(node: fx.Node, root: nn.Module) -> Fact:
     """`F.linear` or `F.conv*` called on a parameter: its first dimension counts the outputs."""
     axis = -1 if node.target is F.linear else 1
     weight = argument(node, 1, "weight")
-    if not isinstance(weight, fx.Node) or weight.op != "get_attr":
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr" or "transpose" in getattr(node.target, "__name__", ""):
         return Fact(axis=axis)
     owner, _, name = str(weight.target).rpartition(".")
     return Fact(getattr(root.get_submodule(owner), name).shape[0], axis)

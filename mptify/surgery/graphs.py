@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from mptify.errors import MptifyError
 
-__all__ = ["TicketGraph", "answers_of"]
+__all__ = ["TicketGraph", "answers_of", "expect_default"]
 
 
 class TicketGraph(fx.GraphModule):
@@ -36,6 +36,8 @@ class TicketGraph(fx.GraphModule):
             for node in graph.nodes:
                 if node.op in ("call_module", "get_attr"):
                     _copy_into_(module, root, str(node.target))
+        for path, _ in [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]:
+            _copy_into_(module, root, path)  # and what neither of them uses
         for name, value in root.__dict__.items():
             if not name.startswith("_") and name != "training" and not hasattr(module, name):
                 setattr(module, name, value)
@@ -122,6 +124,12 @@ def _answer(answers: dict[Any, Any], coarse: Any = None) -> Any:
     if coarse not in answers:
         raise MptifyError("This model has no coarse parameter groups.")
     return answers[coarse]
+
+
+def expect_default(value: Any, default: Any, name: str) -> None:
+    """Raise unless an optional argument was left at the value that the graph was traced with."""
+    if value is not default and value != default:
+        raise MptifyError(f"With changed edges this network runs with {name!r} at its default, {default!r}, only; it was traced so.")
 
 
 def _copy_into_(module: nn.Module, root: nn.Module, target: str) -> None:

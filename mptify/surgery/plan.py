@@ -14,7 +14,10 @@ __all__ = ["LeftLayer", "NormBefore", "Plan", "PlannedLayer", "RegionEdits", "pl
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """One weight that becomes a ticket. `before` says what its input is, or what is put before it."""
+    """One weight that becomes a ticket. `before` says what its input is, or what is put before it.
+
+    With `scope="global"`, `kept` is an equal share; which layer keeps how many is known from the scores only.
+    """
 
     name: str
     kind: str
@@ -22,6 +25,7 @@ class PlannedLayer:
     kept: int
     before: str = ""
     owner: str = ""  # of a bare parameter: the module that holds it
+    bare: bool = False
     tied_to: str = ""
     depthwise: bool = False
     binarizes: bool = False  # has BatchNorm -> Sign of its own, since it is called from code that can't be traced
@@ -79,6 +83,7 @@ class Plan:
     untraced: dict[str, str]
     kept_activations: list[str]
     late_signs: list[str]
+    held: tuple[str, ...] = ()  # parameters that the caller had frozen: where no ticket covers them, they stay so
 
     @property
     def converted(self) -> int:

@@ -14,17 +14,21 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from mptify.errors import BadSpec, LeftDense, NothingToConvert
+from mptify.applying import CONTRACTIONS
+from mptify.errors import BadSpec, CannotConvert, LeftDense, NothingToConvert
 from mptify.functional import kept_count
+from mptify.layers import Ticketed
 from mptify.spec import TicketSpec
 from mptify.surgery import handlers
-from mptify.surgery.facts import CONTRACTIONS, Fact, argument, node_kind, walk
+from mptify.surgery.facts import Fact, argument, node_kind, walk
 from mptify.surgery.plan import LeftLayer, NormBefore, Plan, PlannedLayer, RegionEdits
-from mptify.surgery.trace import Region, Traced, join
+from mptify.surgery.trace import Region, Traced, is_opaque, join
 from mptify.surgery.weights import weights_of
 
 __all__ = ["make_plan"]
@@ -51,9 +55,13 @@ class _Planner:
     def __init__(self, traced: Traced, spec: TicketSpec):
         self.traced, self.spec = traced, spec
         self.model = traced.model
+        self.signs = spec.activation_bits == 1
+        if any(isinstance(module, Ticketed) for module in self.model.modules()):
+            raise CannotConvert("This is a ticket model already; convert the network that it was made of.")
         self.found = dict(weights_of(traced))
         if not self.found:
             raise NothingToConvert("The model has no conv or linear weight, so there is nothing to make a ticket of.")
+        self.obstacles = self._shared_elsewhere() | self._used_oddly()
         self.before: dict[str, str] = {}
         self.reached: set[str] = set()
         self.binarizes: set[str] = set()
@@ -62,7 +70,6 @@ class _Planner:
         self.last: list[str] = []
         self.kept_activations: list[str] = []
         self.late_signs: set[str] = set()
-        self.signs = spec.activation_bits == 1
 
     def plan(self) -> Plan:
         self._check_patterns()
@@ -83,7 +90,8 @@ class _Planner:
             raise LeftDense(
                 f"{unwilling[0].name} would stay dense ({unwilling[0].reason}), and {len(unwilling) - 1} more; strict=False lets them."
             )
-        return Plan(self.spec, layers, left, edits, self.traced.untraced, self.kept_activations, sorted(self.late_signs))
+        held = tuple(name for name, parameter in self.model.named_parameters() if not parameter.requires_grad)
+        return Plan(self.spec, layers, left, edits, self.traced.untraced, self.kept_activations, sorted(self.late_signs), held)
 
     # -- which layers --------------------------------------------------------------------------------------------------
 
@@ -100,7 +108,7 @@ class _Planner:
         """Which layers read pixels, and which come last."""
         for region in self.traced.regions:
             for graph in region.graphs.values():
-                facts = walk(graph, region.module, region.path == "", lambda node: False)
+                facts = walk(graph, region.module, region.path == "", signs=False)
                 reads = list(self._reads(region, graph))
                 ends = _downstream_free([read.node for read in reads])
                 for read in reads:
@@ -134,14 +142,46 @@ class _Planner:
                 reasons[name] = "asked: last layer"
             elif "depthwise" in spec.dense and weight.depthwise:
                 reasons[name] = "asked: depthwise"
-            elif weight.obstacle:
-                reasons[name] = weight.obstacle
+            elif weight.obstacle or name in self.obstacles:
+                reasons[name] = weight.obstacle or self.obstacles[name]
         for owner in {weight.owner for weight in self.found.values() if weight.kind == "MultiheadAttention"}:
             parts = [name for name in self.found if name.rpartition(".")[0] == owner]
             left = [reasons[name] for name in parts if name in reasons]
             if left:
                 reasons |= dict.fromkeys(parts, f"{left[0]} (attention is converted whole)")
         return reasons
+
+    def _shared_elsewhere(self) -> dict[str, str]:
+        """Weights that hang somewhere else too, where no layer is: an embedding can't look up words in a ticket."""
+        slots = {(weight.owner if weight.bare else name, weight.attribute) for name, weight in self.found.items()}
+        elsewhere: dict[int, str] = {}
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            for name, parameter in module._parameters.items():
+                if parameter is not None and (path, name) not in slots and (self._names[id(module)], name) not in slots:
+                    elsewhere[id(parameter)] = join(path, name)
+        found = ((name, elsewhere.get(id(weight.tensor))) for name, weight in self.found.items())
+        return {name: f"shared with {other}, which is no layer's" for name, other in found if other is not None}
+
+    def _used_oddly(self) -> dict[str, str]:
+        """Layers whose weight or bias a graph uses in a way that a ticket can't stand in for."""
+        odd: dict[str, str] = {}
+        gone = self.signs or self.spec.bias == "drop"  # whether `layer.bias` will be None
+        for region in self.traced.regions:
+            nodes = [node for graph in region.graphs.values() for node in graph.nodes if node.op == "get_attr"]
+            for node in nodes:
+                full = join(region.path, str(node.target))
+                layer, _, attribute = full.rpartition(".")
+                reader = self._owner_of(region, str(node.target))
+                for user in node.users:
+                    name = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
+                    known = user.op == "call_function" and (user.target in CONTRACTIONS or is_opaque(user.target))
+                    if layer in self.found and attribute == "bias" and gone and not known:
+                        odd[layer] = "its bias is read by other code than its own"
+                    elif reader is not None and self.signs and not known and not _only_looks(user) and user.op != "output":
+                        odd[reader] = f"its weight goes into {name}(), where its input can't be made ±1"
+        return odd
 
     def _account(self, reasons: dict[str, str]) -> tuple[list[PlannedLayer], list[LeftLayer]]:
         layers: list[PlannedLayer] = []
@@ -162,6 +202,7 @@ class _Planner:
                     kept=kept_count(weight.count, self.spec.prune_of(tied_to)),
                     before=self.before.get(name, "real values"),
                     owner=weight.owner,
+                    bare=weight.bare,
                     tied_to="" if tied_to == name else tied_to,
                     depthwise=weight.depthwise,
                     binarizes=name in self.binarizes,
@@ -184,11 +225,17 @@ class _Planner:
                 self.before[name] = "pooled features"
             else:
                 self.binarizes.add(name)
+                self.escapes.add(name)  # code that can't be traced may read its weight
                 self.before[name] = "BatchNorm → Sign"
 
     def _is_classifier(self, module: nn.Module) -> bool:
         getter = getattr(self.model, "get_classifier", None)
         return callable(getter) and getter() is module
+
+    def _may_come_last(self, layer: str) -> bool:
+        """In a network that can't be traced whole: its last layer, or what it calls its classifier."""
+        weight = self.found[layer]
+        return layer in self.last or self._is_classifier(self.model.get_submodule(weight.owner if weight.bare else layer))
 
     def _note_kept_activations(self) -> None:
         if not self.signs and self.spec.bn != "insert":
@@ -229,11 +276,9 @@ class _Planner:
         name = self._names[id(module)]
         return name.removeprefix(region.path + ".") if region.path else name
 
-    @property
+    @cached_property
     def _names(self) -> dict[int, str]:
-        if not hasattr(self, "_names_cache"):
-            self._names_cache = {id(module): name for name, module in self.model.named_modules()}
-        return self._names_cache
+        return {id(module): name for name, module in self.model.named_modules()}
 
     def _owner_of(self, region: Region, target: str) -> str | None:
         full = join(region.path, target)
@@ -254,16 +299,16 @@ class _Planner:
         }
         activations = [node for node in graph.nodes if kinds[node] == "activation"]
         if not self.signs:
-            facts = walk(graph, region.module, region.path == "", lambda node: False)
+            facts = walk(graph, region.module, region.path == "", signs=False)
             for node in activations:
                 if not facts[_input(node)].normalised:
                     edits.norms[node.name] = _norm_for(facts[_input(node)], node, kinds, region)
             self._move_pools(edits, graph, kinds, set(edits.norms), region)
             return edits
-        summed = walk(graph, region.module, region.path == "", lambda node: True)
+        summed = walk(graph, region.module, region.path == "", signs=True)
         vanished = {node for node in activations if self.spec.residual == "real" and summed[_input(node)].summed}
         edits.vanished = [node.name for node in graph.nodes if node in vanished]
-        facts = walk(graph, region.module, region.path == "", lambda node: True, passing=vanished)
+        facts = walk(graph, region.module, region.path == "", signs=True, passing=vanished)
         for node in activations:
             if node not in vanished:
                 value = facts[_input(node)]
@@ -272,10 +317,12 @@ class _Planner:
             late = _downstream_free([node for node in activations if node not in vanished], {read.node for read in reads})
             self.late_signs.update(join(region.path, node.meta["site"]) for node in late)
         self._move_pools(edits, graph, kinds, set(edits.signs), region)
-        self._binarize_reads(edits, reads, facts, reasons)
+        self._binarize_reads(edits, region, reads, facts, reasons)
         return edits
 
-    def _binarize_reads(self, edits: RegionEdits, reads: list[_Read], facts: dict[fx.Node, Fact], reasons: dict[str, str]) -> None:
+    def _binarize_reads(
+        self, edits: RegionEdits, region: Region, reads: list[_Read], facts: dict[fx.Node, Fact], reasons: dict[str, str]
+    ) -> None:
         ends = _downstream_free([read.node for read in reads])
         for read in reads:
             if read.layer in reasons:
@@ -294,7 +341,7 @@ class _Planner:
                 self.before[read.layer] = "pixels"
             elif fact.binary:
                 self.before.setdefault(read.layer, "±1")
-            elif fact.pooled and read.node in ends:
+            elif fact.pooled and read.node in ends and (region.path == "" or self._may_come_last(read.layer)):
                 self.before[read.layer] = "pooled features"
             else:
                 norm = None if fact.normalised else NormBefore(read.channels, read.axis)

@@ -28,7 +28,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     """
     model: Any = traced.model
     spec = plan.spec
-    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    like = next(tensor for tensor in model.parameters() if tensor.is_floating_point())
     answers = answers_of(model)
     _own_tensors_(model, plan)
     layers = _swap_layers_(model, plan)
@@ -36,11 +36,12 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     for region in traced.regions:
         edits = plan.edits.get(region.path)
         if edits and any(edits.values()):
-            graph = edited_region(region, edits, layers, spec, device)
+            graph = edited_region(region, edits, layers, spec, like)
             if region.path:
                 _replace_everywhere_(model, {id(model.get_submodule(region.path)): graph})
             else:
                 model = graph
+    _no_fast_paths_(model)
     for layer in layers.values():
         if layer.before is not None:
             layer.before.train(layer.training)
@@ -48,7 +49,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
         reset_norms_(model)
     if spec.scope == "global":
         SharedThreshold(list(layers.values()), spec.prune, spec.floor)
-    let_train_(model, spec)
+    let_train_(model, plan)
     model.ticket_plan = plan
     if isinstance(model, TicketGraph):
         model.remember("ticket_plan")
@@ -64,6 +65,8 @@ def _own_tensors_(model: nn.Module, plan: Plan) -> None:
     replaced = set() if plan.spec.init == "keep" else {_place_of(model, layer) for layer in plan.layers}
     copies: dict[int, Any] = {}
     for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # deepcopy gave it tensors of its own
         for store in (module._parameters, module._buffers):
             for name, tensor in store.items():
                 if tensor is None or (id(module), name) in replaced:
@@ -76,7 +79,7 @@ def _own_tensors_(model: nn.Module, plan: Plan) -> None:
 
 def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:
     """Where the weight of a planned layer hangs: which module, and under which name."""
-    if layer.owner or layer.kind.startswith("F."):
+    if layer.bare:
         return id(model.get_submodule(layer.owner)), layer.name.rpartition(".")[2]
     module = model.get_submodule(layer.name)
     handler = handlers.find(module)
@@ -85,7 +88,7 @@ def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:
 
 
 def _tensor_of(model: nn.Module, layer: PlannedLayer) -> Any:
-    if layer.owner or layer.kind.startswith("F."):
+    if layer.bare:
         return model.get_submodule(layer.owner)._parameters.get(layer.name.rpartition(".")[2])
     module = model.get_submodule(layer.name)
     handler = handlers.find(module)
@@ -99,10 +102,10 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
     swaps: dict[int, nn.Module] = {}
     bare: dict[str, dict[str, Any]] = {}
     for planned in plan.layers:
-        if planned.owner or planned.kind.startswith("F."):
+        if planned.bare:
             parameter = _tensor_of(model, planned)
             axis = 1 if planned.kind.startswith("F.conv") else -1
-            fan_in = parameter[0].numel()
+            fan_in = parameter[0].numel() if "transpose" not in planned.kind else parameter[:, 0].numel()
             ticket: Any = TicketParameter(parameter, plan.spec, name=planned.name, fan_in=fan_in, axis=axis)
             bare.setdefault(planned.owner, {})[planned.name.rpartition(".")[2]] = ticket
         else:
@@ -117,7 +120,8 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
         if planned.binarizes:
             channels = _inputs_of(ticket)
             norm = NormBefore(channels, ticket.channel_axis)
-            ticket.before = nn.Sequential(make_norm(norm, plan.spec, ticket.scores.device), Sign(plan.spec.sign_width))
+            like = torch.empty(0, dtype=ticket.compute_dtype, device=ticket.scores.device)
+            ticket.before = nn.Sequential(make_norm(norm, plan.spec, like), Sign(plan.spec.sign_width))
         tickets[planned.name] = ticket
     _replace_everywhere_(model, swaps)
     for owner_name, parameters in bare.items():
@@ -147,6 +151,15 @@ def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
         for name, child in list(parent._modules.items()):
             if child is not None and id(child) in swaps:
                 parent._modules[name] = swaps[id(child)]
+
+
+def _no_fast_paths_(model: nn.Module) -> None:
+    """torch's encoder layers have kernels of their own for `eval()`, which take the weights and leave the layers out."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
 
 
 def _give_properties_(owner: nn.Module, parameters: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,16 @@ import torch
 from torch import fx, nn
 
 from mptify.surgery import handlers
+from mptify.surgery.graphs import expect_default
 
-__all__ = ["Region", "Traced", "trace"]
+__all__ = ["Region", "Traced", "is_opaque", "join", "trace"]
 
 _MAX_TRIES = 25
 
 _PRIMITIVES = (
     nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
     nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.dropout._DropoutNd, nn.MultiheadAttention,
-    nn.Embedding,
+    nn.Embedding, torch.jit.ScriptModule,
 )  # fmt: skip
 _REGULARIZERS = ("DropPath", "StochasticDepth", "DropBlock2d", "PatchDropout")  # random in train(), nothing in eval()
 
@@ -79,11 +81,21 @@ def share_copy(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         memo[id(tensor)] = tensor
-        if tensor.grad is not None:
+        if tensor.is_leaf and tensor.grad is not None:
             memo[id(tensor.grad)] = tensor.grad
     for module in model.modules():  # results that hooks left behind, which deepcopy refuses
-        memo.update((id(value), value) for value in module.__dict__.values() if isinstance(value, torch.Tensor))
+        memo.update(
+            (id(tensor), tensor) for name, value in vars(module).items() if not name.startswith("_") for tensor in _tensors_in(value)
+        )
     return copy.deepcopy(model, memo)
+
+
+def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple, set, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(one, depth - 1)
 
 
 def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
@@ -94,7 +106,7 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
     if handlers.find(module) is not None or isinstance(module, nn.MultiheadAttention):
         traced.regions.append(Region(path, module))
         return
-    if handlers.is_activation(module) or not _is_interesting(module):
+    if handlers.is_activation(module) or not _is_interesting(module) or isinstance(module, torch.jit.ScriptModule):
         return
     if not _has_own_forward(module):
         _open_children(traced, path, module, seen)
@@ -181,6 +193,7 @@ def _trace_once(module: nn.Module, opaque: set[type]) -> fx.Graph:
     versions = [buffer._version for buffer in module.buffers()]
     graph = RegionTracer(opaque).trace(module, _defaults_of(module))
     _restore_names_(graph, module)
+    _make_lists_afresh_(graph)
     if before != _random_states():
         raise RuntimeError("its forward() draws random numbers that a trace would freeze")
     if versions != [buffer._version for buffer in module.buffers()]:
@@ -205,6 +218,34 @@ def _restore_names_(graph: fx.Graph, module: nn.Module) -> None:
     inputs = [node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*")]
     for node, name in zip(inputs, inspect.signature(module.forward).parameters, strict=False):
         node.target = name
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in (torch._assert, fx._symbolic_trace._assert_is_none):
+            value, message = node.args
+            if "has been specialized" not in str(message):
+                continue
+            given, default = (value, None) if node.target is not torch._assert else value.args
+            with graph.inserting_before(node):
+                graph.call_function(expect_default, (given, default, given.target))
+            graph.erase_node(node)
+            if value is not given:
+                graph.erase_node(value)
+
+
+def _make_lists_afresh_(graph: fx.Graph) -> None:
+    """A function that fx does not look into may change a list that it is given, and fx's own lists can't be changed."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and is_opaque(node.target):
+            for position, value in enumerate(node.args):
+                if isinstance(value, list) and not any(isinstance(one, list) for one in value):
+                    with graph.inserting_before(node):
+                        fresh = graph.call_function(list, (value,))
+                    fresh.meta.update(node.meta)
+                    node.update_arg(position, fresh)
+
+
+def is_opaque(function: Any) -> bool:
+    """A Python function that fx was told not to look into."""
+    return isinstance(function, FunctionType) and not (function.__module__ or "").startswith("torch.")
 
 
 def _random_states() -> tuple:

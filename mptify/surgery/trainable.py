@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from mptify.layers import Ticketed
-from mptify.spec import TicketSpec
 from mptify.surgery import handlers
+from mptify.surgery.plan import Plan
 
 __all__ = ["is_norm", "let_train_", "parameter_kinds", "reset_norms_"]
 
@@ -32,21 +32,20 @@ def is_norm(module: nn.Module) -> bool:
     return all(parameter is None or parameter.dim() <= 1 for parameter in module._parameters.values())
 
 
-def let_train_(model: nn.Module, spec: TicketSpec) -> None:
-    """Exactly what the spec names requires grad."""
-    kinds = parameter_kinds(model)
+def let_train_(model: nn.Module, plan: Plan) -> None:
+    """Exactly what the spec names requires grad, without what the caller had frozen."""
+    kinds, spec = parameter_kinds(model), plan.spec
     allowed = {"scores": True, "norm": spec.learn_bn, "bias": spec.bias == "learn", "other": spec.other == "learn", "dense": True}
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(allowed.get(kinds[name], False))
+        held = name in plan.held and kinds[name] in ("other", "dense")
+        parameter.requires_grad_(allowed.get(kinds[name], False) and not held)
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, str]:
     """For each parameter: `scores`, `frozen`, `bias`, `norm`, `dense` (a conv or linear left out) or `other`."""
     kinds = {}
     for prefix, module in model.named_modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
+        for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
             full = f"{prefix}.{name}" if prefix else name
             if isinstance(module, Ticketed):
                 kinds[full] = name if name in ("scores", "frozen") else "bias"

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from mptify.applying import CONTRACTIONS
 from mptify.surgery import handlers
-from mptify.surgery.facts import CONTRACTIONS, argument
-from mptify.surgery.trace import Traced, join
+from mptify.surgery.facts import argument
+from mptify.surgery.trace import Region, Traced, join
 
 __all__ = ["FoundWeight", "weights_of"]
 
@@ -25,7 +27,8 @@ class FoundWeight:
     inputs: int
     axis: int
     attribute: str = "weight"
-    owner: str = ""
+    owner: str = ""  # of a bare parameter: the module that holds it
+    bare: bool = False  # handed to a function by its owner, rather than part of a layer that is called
     depthwise: bool = False
     obstacle: str = ""
 
@@ -37,6 +40,9 @@ class FoundWeight:
 def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
     """Every weight that could become a ticket, by name: of layers, of attention, and bare parameters."""
     for name, module in traced.model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            yield from _scripted_weights(name, module)
+            continue
         handlers.check_convertible(name, module)
         if isinstance(module, nn.MultiheadAttention):
             yield from _attention_weights(name, module)
@@ -57,34 +63,69 @@ def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
     yield from _bare_parameters(traced)
 
 
+def _scripted_weights(name: str, module: torch.jit.ScriptModule) -> Iterator[tuple[str, FoundWeight]]:
+    kind = str(getattr(module, "original_name", ""))
+    weight = dict(module.named_parameters(recurse=False)).get("weight")
+    if weight is not None and kind.startswith(("Conv", "Linear")):
+        axis, obstacle = -1 if kind == "Linear" else 1, "TorchScript code can't be rewritten"
+        yield name, FoundWeight(weight, kind, weight.shape[1], axis, obstacle=obstacle)
+
+
 def _attention_weights(name: str, module: nn.MultiheadAttention) -> Iterator[tuple[str, FoundWeight]]:
     for attribute in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         parameter = module._parameters.get(attribute)
         if parameter is not None:
-            yield join(name, attribute), FoundWeight(parameter, "MultiheadAttention", parameter.shape[1], -1, attribute, owner=name)
+            found = FoundWeight(parameter, "MultiheadAttention", parameter.shape[1], -1, attribute, owner=name, bare=True)
+            yield join(name, attribute), found
+
+
+_PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "bilinear", "rmatmul"}
 
 
 def _bare_parameters(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
-    """Parameters that a traced `forward` hands to `F.linear` or `F.conv*` itself."""
+    """Parameters that a traced `forward` hands to `F.linear` or `F.conv*` itself, or multiplies in some other way."""
     found: dict[str, FoundWeight] = {}
     for region in traced.regions:
         for graph in region.graphs.values():
             for node in graph.nodes:
-                if node.op != "call_function" or node.target not in CONTRACTIONS:
+                if node.op == "call_function" and node.target in CONTRACTIONS:
+                    weight = argument(node, 1, "weight")
+                    if _is_bare(weight, region):
+                        found[join(region.path, str(weight.target))] = _handed_over(node, weight, region)
+    for region in traced.regions:
+        for graph in region.graphs.values():
+            for node in graph.nodes:
+                name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+                if node.op not in ("call_function", "call_method") or name not in _PRODUCTS:
                     continue
-                weight = argument(node, 1, "weight")
-                if not isinstance(weight, fx.Node) or weight.op != "get_attr":
-                    continue
-                owner, _, attribute = str(weight.target).rpartition(".")
-                module = region.module.get_submodule(owner)
-                parameter = module._parameters.get(attribute)
-                if parameter is None or handlers.find(module) is not None:
-                    continue
-                axis = -1 if node.target is F.linear else 1
-                groups = node.kwargs.get("groups", node.args[6] if len(node.args) > 6 else 1)
-                inputs = parameter.shape[1] * (groups if isinstance(groups, int) and axis == 1 else 1)
-                kind = "F." + node.target.__name__
-                found[join(region.path, str(weight.target))] = FoundWeight(
-                    parameter, kind, inputs, axis, attribute, owner=join(region.path, owner)
-                )
+                for weight in node.all_input_nodes:
+                    full = join(region.path, str(weight.target))
+                    if _is_bare(weight, region) and full not in found and _parameter(weight, region).dim() > 1:
+                        parameter = _parameter(weight, region)
+                        obstacle = f"a parameter that {name} multiplies, not a layer"
+                        found[full] = FoundWeight(parameter, name, parameter.shape[0], -1, bare=True, obstacle=obstacle)
     yield from found.items()
+
+
+def _is_bare(weight: Any, region: Region) -> bool:
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr":
+        return False
+    module = region.module.get_submodule(str(weight.target).rpartition(".")[0])
+    return _parameter(weight, region) is not None and handlers.find(module) is None
+
+
+def _parameter(weight: fx.Node, region: Region) -> Any:
+    owner, _, attribute = str(weight.target).rpartition(".")
+    return region.module.get_submodule(owner)._parameters.get(attribute)
+
+
+def _handed_over(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
+    owner, _, attribute = str(weight.target).rpartition(".")
+    parameter, function = _parameter(weight, region), node.target.__name__  # type: ignore[union-attr]
+    axis = -1 if node.target is F.linear else 1
+    if "transpose" in function:
+        inputs = parameter.shape[0]
+    else:
+        groups = argument(node, 6, "groups")
+        inputs = parameter.shape[1] * (groups if isinstance(groups, int) and axis == 1 else 1)
+    return FoundWeight(parameter, f"F.{function}", inputs, axis, attribute, owner=join(region.path, owner), bare=True)

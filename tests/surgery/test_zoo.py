@@ -63,7 +63,8 @@ def test_signs_gradients_and_copies(entry):
         assert wrongly_trainable(ticketed) == []
         still(ticketed.train())
         outputs = []
-        _, real = real_inputs(ticketed, lambda run=ticketed, into=outputs: into.append(run(*inputs)))
+        ran, real = real_inputs(lambda run=ticketed, into=outputs: into.append(run(*inputs)))
+        assert ran == {layer.tied_to or layer.name for layer in plan.layers}
         if bits == "1/1":
             assert real <= {layer.name for layer in plan.layers if layer.before in ("pixels", "pooled features")}
         training_loss(outputs.pop()).backward()

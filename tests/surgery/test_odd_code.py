@@ -1,0 +1,303 @@
+"""Networks whose code does something that few do: each found by trying to break the pass."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mptify
+from mptify.surgery.checks import real_inputs, unnormalised_signs
+from tests.nets import Plain, conv, images
+
+
+class Net(nn.Module):
+    """A network from its parts and a function."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self.run = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+@torch.fx.wrap
+def hand_over(x, weight):
+    return F.linear(x, weight)
+
+
+@torch.fx.wrap
+def hand_over_transposed(x, weight):
+    return x @ weight.t()
+
+
+def vectors(count=4, size=6):
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(5))
+
+
+# -- weights that leave their layer ------------------------------------------------------------------------------------
+
+
+def test_a_weight_handed_to_a_function_meets_signs_and_its_gain():
+    net = Net(lambda self, x: hand_over(self.a(x), self.b.weight), a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False))
+    ticketed = mptify.transform(net, bits="1/1", prune=0.5)
+    _, real = real_inputs(lambda: ticketed(vectors()))
+    assert real == {"a"}
+    ticketed.eval()
+    signs = ticketed.b.before(ticketed.a(vectors()))
+    torch.testing.assert_close(ticketed(vectors()), F.linear(signs, ticketed.b.ticket_weight()))
+
+
+def test_a_layer_both_called_and_robbed_of_its_weight_counts_its_gain_once():
+    net = Net(lambda self, x: self.b(self.a(x)) + hand_over(self.a(x), self.b.weight), a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False))
+    ticketed = mptify.transform(net, bits="1/1", prune=0.5).eval()
+    _, real = real_inputs(lambda: ticketed(vectors()))
+    assert real == {"a"}
+    torch.testing.assert_close(ticketed(vectors()), 2 * F.linear(ticketed.b.before(ticketed.a(vectors())), ticketed.b.ticket_weight()))
+
+
+def test_a_weight_read_by_code_that_cannot_be_traced_meets_signs_too():
+    def forward(self, x):
+        return F.linear(self.a(x), self.b.weight) if x.sum() < 1e9 else x
+
+    ticketed = mptify.transform(Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False)), bits="1/1", prune=0.5)
+    assert real_inputs(lambda: ticketed(vectors()))[1] == {"a"}
+
+
+def test_a_weight_that_goes_where_no_input_can_be_binarized_is_refused_when_it_runs():
+    net = Net(lambda self, x: hand_over_transposed(self.a(x), self.b.weight), a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False))
+    with pytest.raises(mptify.CannotConvert, match=r"b: its weight goes into t\(\).*exclude='b'"):
+        mptify.transform(net, bits="1/1")(vectors())
+    assert mptify.transform(net, bits="1/32")(vectors()).shape == (4, 3)
+    assert mptify.transform(net, bits="1/1", exclude="b")(vectors()).shape == (4, 3)
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_a_weight_turned_before_its_use_stays_dense_where_inputs_would_have_to_be_signs(bits):
+    net = Net(lambda self, x: torch.relu(self.a(x)) @ self.b.weight.t() + self.b.bias, a=nn.Linear(6, 8), b=nn.Linear(8, 3))
+    ticketed = mptify.transform(net, bits=bits, bias="learn")
+    assert ticketed(vectors()).shape == (4, 3)
+    assert {left.name for left in ticketed.ticket_plan.left_dense} == ({"b"} if bits == "1/1" else set())
+
+
+def test_a_bias_read_by_itself_keeps_its_layer_dense_where_biases_are_dropped():
+    net = Net(lambda self, x: torch.relu(self.a(x)) @ self.b.weight.t() + self.b.bias, a=nn.Linear(6, 8), b=nn.Linear(8, 3))
+    ticketed = mptify.transform(net)
+    assert [left.reason for left in ticketed.ticket_plan.left_dense] == ["its bias is read by other code than its own"]
+    assert ticketed(vectors()).shape == (4, 3)
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_a_weight_fetched_early_is_still_the_tickets(bits):
+    def forward(self, x):
+        weight, bias = self.b.weight, self.b.bias
+        x = torch.relu(self.a(x))
+        return F.linear(x, weight, bias)
+
+    ticketed = mptify.transform(Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3)), bits=bits, bias="learn")
+    assert ticketed.ticket_plan.left_dense == []
+    assert ticketed(vectors()).shape == (4, 3)
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_a_transposed_conv_on_a_bare_parameter_is_converted(bits):
+    net = Net(
+        lambda self, x: F.conv_transpose2d(torch.relu(self.a(x)), self.kernel, stride=2),
+        a=conv(3, 8),
+        kernel=nn.Parameter(torch.randn(8, 4, 2, 2)),
+    )
+    ticketed = mptify.transform(net, bits=bits, prune=0.5)
+    assert {layer.name for layer in ticketed.ticket_plan.layers} == {"a", "kernel"}
+    outputs = []
+    _, real = real_inputs(lambda: outputs.append(ticketed(images())))
+    assert outputs[0].shape == (4, 4, 32, 32)
+    if bits == "1/1":
+        assert real == {"a"}
+    null = mptify.transform(net, bits="32/32", prune=0, init="keep", bias="learn")
+    torch.testing.assert_close(null(images()), net(images()))
+
+
+def test_a_parameter_multiplied_without_a_layer_is_listed():
+    net = Net(lambda self, x: self.a(x) @ self.matrix, a=nn.Linear(6, 8), matrix=nn.Parameter(torch.randn(8, 3)))
+    (left,) = mptify.plan(net).left_dense
+    assert (left.name, left.count) == ("matrix", 24)
+    assert "matmul" in left.reason
+
+
+def test_a_weight_shared_with_an_embedding_is_left_and_named():
+    net = Net(
+        lambda self, x: self.head(self.middle(self.words(x))), words=nn.Embedding(10, 6), middle=nn.Linear(6, 6), head=nn.Linear(6, 10)
+    )
+    net.head.weight = net.words.weight
+    ticketed = mptify.transform(net)
+    assert ticketed.head.weight is ticketed.words.weight
+    assert ticketed.words.weight is not net.words.weight
+    assert [(left.name, left.reason) for left in ticketed.ticket_plan.left_dense] == [
+        ("head", "shared with words.weight, which is no layer's")
+    ]
+
+
+# -- attention and transformers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize("bias", ["drop", "learn"])
+def test_torchs_transformer_encoder_runs_with_padding(bits, bias):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    ticketed = mptify.transform(nn.TransformerEncoder(layer, 2), bits=bits, prune=0.5, bias=bias)
+    x, padding = torch.randn(3, 5, 16), torch.zeros(3, 5, dtype=torch.bool)
+    padding[:, -1] = True
+    ticketed(x, src_key_padding_mask=padding)
+    ticketed.eval()
+    with torch.no_grad():
+        quick = ticketed(x, src_key_padding_mask=padding)
+        _, real = real_inputs(lambda: ticketed(x, src_key_padding_mask=padding))
+    torch.testing.assert_close(quick, ticketed(x, src_key_padding_mask=padding))
+    if bits == "1/1":
+        assert real <= {layer.name for layer in ticketed.ticket_plan.layers if layer.before in ("pixels", "pooled features")}
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_attention_alone_is_a_model_too(bits):
+    ticketed = mptify.transform(nn.MultiheadAttention(8, 2, batch_first=True), bits=bits, prune=0.5)
+    assert set(mptify.ticket_layers(ticketed)) == {"in_proj_weight", "out_proj"}
+    x = torch.randn(2, 3, 8)
+    assert ticketed(x, x, x)[0].shape == x.shape
+
+
+def test_unbatched_attention_takes_a_padding_mask():
+    ticketed = mptify.transform(nn.MultiheadAttention(8, 2), bits="1/1", prune=0.5).eval()
+    x, padding = torch.randn(5, 8), torch.tensor([False, False, False, False, True])
+    together = ticketed(x[:, None], x[:, None], x[:, None], key_padding_mask=padding[None])
+    alone = ticketed(x, x, x, key_padding_mask=padding)
+    torch.testing.assert_close(alone[0], together[0][:, 0])
+    torch.testing.assert_close(alone[1], together[1][0])
+
+
+# -- what is known of values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "exempt"), [(1, True), ((1, 1), True), (2, False), ((2, 2), False)])
+def test_only_pooling_to_one_value_makes_pooled_features(size, exempt):
+    count = 8 if exempt else 32
+    net = Net(lambda self, x: self.b(F.adaptive_avg_pool2d(self.a(x), size).flatten(1)), a=conv(3, 8), b=nn.Linear(count, 2))
+    before = {layer.name: layer.before for layer in mptify.plan(net, bits="1/1").layers}
+    assert (before["b"] == "pooled features") is exempt
+
+
+def test_the_end_of_a_part_is_not_the_end_of_the_network():
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.up = nn.Linear(8, 4), nn.Linear(4, 8)
+
+        def forward(self, x):
+            return x * torch.sigmoid(self.up(self.down(x.mean((2, 3))))[:, :, None, None])
+
+    def forward(self, x):
+        x = self.gate(self.a(x))
+        return self.head(x.mean((2, 3))) if x.sum() < 1e9 else x
+
+    before = {
+        layer.name: layer.before for layer in mptify.plan(Net(forward, a=conv(3, 8), gate=Gate(), head=nn.Linear(8, 2)), bits="1/1").layers
+    }
+    assert "pooled" not in before["gate.up"]
+
+
+# -- state, types, modes -----------------------------------------------------------------------------------------------
+
+
+def test_state_that_forward_never_uses_is_kept():
+    net = Plain()
+    net.register_buffer("mean", torch.tensor([0.5]))
+    net.features.register_buffer("scale", torch.ones(3))
+    net.spare = nn.Linear(4, 5)
+    ticketed = mptify.transform(net, bits="1/1")
+    assert {"mean", "features.scale", "spare.weight", "spare.bias"} <= set(ticketed.state_dict())
+    assert {"mean", "features.scale", "spare.weight"} <= set(copy.deepcopy(ticketed).state_dict())
+    assert [left.name for left in ticketed.ticket_plan.left_dense] == ["spare"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_inserted_norms_have_the_models_own_type(dtype):
+    ticketed = mptify.transform(Plain().to(dtype), bits="1/1")
+    assert ticketed(images().to(dtype)).dtype == dtype
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_scripted_parts_stay_dense_and_are_named():
+    part = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    net = nn.Sequential(nn.Linear(6, 8), part, nn.Linear(8, 2))
+    ticketed = mptify.transform(net, bits="1/1")
+    assert [(left.name, left.count) for left in ticketed.ticket_plan.left_dense] == [("1.0", 64)]
+    assert "TorchScript" in ticketed.ticket_plan.left_dense[0].reason
+    assert ticketed(vectors()).shape == (4, 2)
+
+
+def test_what_the_caller_froze_stays_frozen():
+    net = Plain()
+    net.features[0].requires_grad_(False)
+    net.register_parameter("fixed", nn.Parameter(torch.ones(3), requires_grad=False))
+    ticketed = mptify.transform(net, exclude="features.0")
+    assert not ticketed.features[0].weight.requires_grad
+    assert not ticketed.fixed.requires_grad
+    assert ticketed.features[3].scores.requires_grad
+
+
+def test_a_ticket_model_is_not_converted_again():
+    with pytest.raises(mptify.CannotConvert, match="a ticket model already"):
+        mptify.transform(mptify.transform(Plain()))
+
+
+def test_activations_kept_in_lists_do_not_stop_the_copy():
+    net = Plain()
+    net.cache = [net(images())]
+    net.table = {"last": (net.cache[0] * 2,)}
+    assert mptify.transform(net, bits="1/1")(images()).shape == (4, 10)
+
+
+def test_adding_in_place_after_a_sign_does_not_disturb_backward():
+    def forward(self, x):
+        x = self.norm(self.a(x))
+        y = torch.relu(x)
+        z = self.b(y)
+        x = x.add_(z)
+        return self.c(torch.relu(x))
+
+    net = Net(forward, a=conv(3, 8), norm=nn.BatchNorm2d(8), b=conv(8, 8), c=conv(8, 4))
+    ticketed = mptify.transform(net, bits="1/1")
+    ticketed(images()).sum().backward()
+    assert unnormalised_signs(ticketed) == []
+
+
+def test_keyword_arguments_of_any_name_pass_through():
+    class Open(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 2)
+
+        def forward(self, x, **options):
+            return self.b(torch.relu(self.a(x))) * options.get("scale", 1)
+
+    ticketed = mptify.transform(Open(), bits="1/1").eval()
+    torch.testing.assert_close(ticketed(vectors(), scale=3), 3 * ticketed(vectors()))
+
+
+def test_an_optional_argument_can_be_given():
+    class Optional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 2)
+
+        def forward(self, x, scale=None):
+            x = torch.relu(self.a(x))
+            return self.b(x if scale is None else x * scale)
+
+    ticketed = mptify.transform(Optional(), bits="1/1").eval()
+    assert ticketed(vectors()).shape == (4, 2)
+    with pytest.raises(mptify.MptifyError, match=r"'scale'.*its default"):
+        ticketed(vectors(), 2.0)
