@@ -62,7 +62,7 @@ def apply_weight(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *arg
     """
     function = getattr(F, function) if isinstance(function, str) else function
     x = layer._prepare(x)
-    weight = layer._compute_weight(scaled=not layer.gain_outside).to(layer.compute_dtype)
+    weight = layer._compute_weight().to(layer.compute_dtype)
     if not layer.gain_outside:
         return function(x, weight, bias, *args, **kwargs)
     y = layer._scaled(function(x, weight, None, *args, **kwargs))

@@ -10,12 +10,17 @@ With frozen weights $W$ (n of them), scores $S$ and $B = \mathrm{sign}(W)$, wher
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["gain", "kept_count", "select_mask", "select_survivors", "sign", "sign_ste", "survivors", "ticket_weight"]
+from mptify import native
+
+__all__ = [
+    "Chosen", "choose", "gain", "kept_count", "select_mask", "select_survivors", "sign", "sign_ste", "survivors", "ticket_weight"
+]  # fmt: skip
 
 _MAGNITUDE_BITS = 0x7FFFFFFF  # of a float32: as integers, these order non-negative floats
 _INFINITY_BITS = 0x7F800000
@@ -44,7 +49,46 @@ def select_mask(scores: Tensor, kept: int) -> Tensor:
     return mask.view(scores.shape)
 
 
-def select_survivors(scores: Tensor, weight: Tensor, kept: int, into: Tensor | None = None) -> Tensor:
+class Chosen(NamedTuple):
+    """What `choose` found: the weight to compute with, its gain, and where the next choice should look for its threshold."""
+
+    weight: Tensor
+    gain: Tensor
+    hint: native.Hint = native.NO_HINT
+
+
+def choose(
+    scores: Tensor,
+    weight: Tensor,
+    kept: int,
+    *,
+    weight_bits: int = 1,
+    scaled: bool = True,
+    into: Tensor | None = None,
+    hint: native.Hint = native.NO_HINT,
+) -> Chosen:
+    r"""Mask, gain and effective weight in one go: $\alpha\,M \odot B$ (without $\alpha$ unless `scaled`), or $M \odot W$.
+
+    The result may be written into the tensor `into`. On a CPU this is a C++ pass over the scores, a second one that
+    writes, and nothing in between; `hint`, from the last choice, spares it the search for the threshold.
+    """
+    if native.can_choose(scores, weight):
+        _check_kept(scores, kept)
+        out = into if into is not None and native.can_choose(into, weight) else torch.empty(scores.shape)
+        value, hint = native.choose(scores.detach(), weight.detach(), out, kept, "weights" if weight_bits == 32 else scaled, hint)
+        return Chosen(out, torch.tensor(1.0 if weight_bits == 32 else value), hint)
+    return weigh(weight, select_survivors(scores, weight, kept), kept, weight_bits, scaled)
+
+
+def weigh(weight: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled: bool) -> Chosen:
+    r"""Gain and effective weight from $M \odot B$."""
+    if weight_bits == 32:
+        return Chosen(survivors * weight.detach().abs(), torch.ones((), device=weight.device))
+    size = gain_of_survivors(weight, survivors, kept)
+    return Chosen(survivors * size if scaled else survivors, size)
+
+
+def select_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
     r"""$M \odot B$ in one go: the frozen sign of each survivor, 0 for the rest (float32).
 
     On a CPU the mask never takes shape as booleans, which torch handles an element at a time: the threshold becomes the
@@ -58,9 +102,8 @@ def select_survivors(scores: Tensor, weight: Tensor, kept: int, into: Tensor | N
     threshold, clear = _partition(magnitudes, kept)
     if not clear:
         return survivors(signs, _mask_at(_magnitudes(flat), threshold, kept).view(scores.shape))
-    sparse = torch.empty(scores.shape) if into is None or not into.is_contiguous() else into
     below = float(np.array(threshold - 1, np.int32).view(np.float32))
-    torch.ops.aten.hardshrink.out(flat.view(scores.shape), below, out=sparse)
+    sparse = torch.nn.functional.hardshrink(flat.view(scores.shape), below)
     return torch.copysign(sparse.sign_(), signs, out=sparse)
 
 
@@ -98,10 +141,13 @@ def survivors(weight: Tensor, mask: Tensor) -> Tensor:
     return sign(weight.detach()).mul_(mask)
 
 
+def _check_kept(scores: Tensor, kept: int) -> None:
+    if not 1 <= kept <= scores.numel():
+        raise ValueError(f"kept must be between 1 and the number of scores, {scores.numel()}; got {kept}")
+
+
 def _checked_flat(scores: Tensor, kept: int) -> Tensor:
-    count = scores.numel()
-    if not 1 <= kept <= count:
-        raise ValueError(f"kept must be between 1 and the number of scores, {count}; got {kept}")
+    _check_kept(scores, kept)
     return scores.detach().to(torch.float32).contiguous().view(-1)
 
 
@@ -172,29 +218,27 @@ def sign(x: Tensor) -> Tensor:
 
 
 class _TicketWeight(torch.autograd.Function):
+    """Hands out an effective weight that was made already, and pulls its gradient back to the scores."""
+
     @staticmethod
-    def forward(ctx, scores, weight, survivors, gain, weight_bits, score_grad, scaled):
+    def forward(ctx, scores, weight, effective, gain, score_grad, divide):
         ctx.save_for_backward(scores, weight, gain)
-        ctx.score_grad, ctx.divide = score_grad, weight_bits == 1 and not scaled
-        if weight_bits == 32:
-            return survivors * weight.abs()
-        return survivors * gain if scaled else survivors.detach()
+        ctx.score_grad, ctx.divide = score_grad, divide
+        return effective.detach()
 
     @staticmethod
     def backward(ctx, grad):
         scores, weight, gain = ctx.saved_tensors
-        scaled = grad * weight if ctx.score_grad == "biprop" else grad * sign(weight) * gain
-        if ctx.divide:
-            scaled.mul_(torch.where(gain > 0, 1 / gain, 0.0))
-        return _flip_(scaled, scores), None, None, None, None, None, None
-
-
-def _flip_(values: Tensor, scores: Tensor) -> Tensor:
-    """values *= sgn(scores), with sgn(0) = +1."""
-    if scores.device.type != "cpu" or torch.compiler.is_compiling() or not scores.is_contiguous():
-        return values.mul_(sign(scores))
-    signs = torch.sign(scores, out=_scratch(scores.numel()).view(scores.shape)).add_(0.5).sign_()
-    return values.mul_(signs)
+        if not torch.is_grad_enabled() and native.can_choose(scores, weight) and native.can_choose(grad, weight):
+            size = float(gain)
+            by = (0.0 if size == 0 else 1 / size) if ctx.divide else 1.0
+            pulled = native.pull(grad, weight, scores, by if ctx.score_grad == "biprop" else by * size, ctx.score_grad == "alpha")
+        else:
+            pulled = grad * weight if ctx.score_grad == "biprop" else grad * sign(weight) * gain
+            if ctx.divide:
+                pulled = pulled * torch.where(gain > 0, 1 / gain, 0.0)
+            pulled = pulled * sign(scores)
+        return pulled, None, None, None, None, None
 
 
 def ticket_weight(
@@ -217,14 +261,16 @@ def ticket_weight(
     With `scaled=False` a 1-bit weight comes back as $M \odot B$, whose gain the caller applies to the layer's output;
     the gradient is still the one above, with respect to $W_{\mathrm{eff}} = \alpha\,M \odot B$.
     """
-    return weight_from_survivors(scores, weight, survivors(weight, mask), gain, weight_bits, score_grad, scaled)
+    found = survivors(weight, mask)
+    if weight_bits == 1 and not scaled:
+        return attach(scores, weight, found, gain, score_grad, divide=True)
+    effective = found * (gain if weight_bits == 1 else weight.detach().abs())
+    return attach(scores, weight, effective, gain, score_grad, divide=False)
 
 
-def weight_from_survivors(
-    scores: Tensor, weight: Tensor, survivors: Tensor, gain: Tensor, weight_bits: int, score_grad: str, scaled: bool
-) -> Tensor:
-    r"""`ticket_weight` for a caller that has $M \odot B$ at hand."""
-    return _TicketWeight.apply(scores, weight, survivors, gain, weight_bits, score_grad, scaled)
+def attach(scores: Tensor, weight: Tensor, effective: Tensor, gain: Tensor, score_grad: str, divide: bool) -> Tensor:
+    """The effective weight, tied to the scores for backward; `divide` where it came without its gain."""
+    return _TicketWeight.apply(scores, weight, effective, gain, score_grad, divide)
 
 
 class _SignSTE(torch.autograd.Function):

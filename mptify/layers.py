@@ -52,9 +52,9 @@ class Ticketed:
     frozen: Any
     offset: Any
     _parameters: dict[str, Any]
-    _survivors: Any  # the caches: M ⊙ B, the gain, and the state of the scores they were made from
-    _gain: Any
-    _seen: tuple | None
+    _chosen: functional.Chosen | None  # the cache: effective weight and gain
+    _mask: Any  # and the mask, once somebody asked for it
+    _seen: tuple | None  # the state of the scores that they were made from
     _escapes: bool  # other code than its own `forward` reads the weight, and has to be given one that binarizes
     _running = False
 
@@ -112,7 +112,7 @@ class Ticketed:
         self._forget()
 
     def _forget(self) -> None:
-        self._survivors = self._gain = self._seen = None
+        self._chosen = self._mask = self._seen = None
 
     def tie_to_(self, other: Any) -> None:
         """Share the weights and scores of another ticket layer, as the original layers shared one parameter."""
@@ -137,14 +137,16 @@ class Ticketed:
     @property
     def mask(self) -> Tensor:
         """Which weights survive (bool)."""
-        self.refresh_()
-        return self._survivors != 0
+        weight, gain, _ = self._live()
+        if self._mask is None:
+            visible = self.weight_bits == 1 and not weight.is_meta and bool(gain > 0)  # whether each survivor shows
+            self._mask = weight != 0 if visible else functional.select_mask(self.scores, self.kept)
+        return self._mask
 
     @property
     def gain(self) -> Tensor:
         """The layer's one scale; 1 for 32-bit weights, which keep their own magnitudes."""
-        self.refresh_()
-        return self._gain
+        return self._live().gain
 
     @property
     def sign(self) -> Tensor:
@@ -153,39 +155,39 @@ class Ticketed:
 
     def ticket_weight(self) -> Tensor:
         """The effective weight: gain · mask ⊙ sign for 1-bit weights, mask ⊙ frozen for 32-bit ones."""
-        return self._compute_weight(scaled=True)
+        weight, gain, _ = self._live()
+        return self._attached(weight * gain if self.gain_outside else weight, gain, divide=False)
 
     @property
     def weight(self) -> Any:
         """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output."""
-        weight = self._compute_weight(scaled=not self.gain_outside).to(self.compute_dtype)
+        weight = self._compute_weight().to(self.compute_dtype)
         if self._escapes and not self._running:
             return EscapedWeight(self, weight)
         return weight
 
-    def _compute_weight(self, scaled: bool) -> Tensor:
-        survivors, gain = self._live()
-        return functional.weight_from_survivors(self.scores, self.frozen, survivors, gain, self.weight_bits, self.score_grad, scaled)
+    def _compute_weight(self) -> Tensor:
+        """The weight that an operation takes: without the gain where that comes behind."""
+        weight, gain, _ = self._live()
+        return self._attached(weight, gain, divide=self.gain_outside)
 
-    def _live(self) -> tuple[Tensor, Tensor]:
-        r"""$M \odot B$ and the gain, up to date."""
+    def _attached(self, weight: Tensor, gain: Tensor, divide: bool) -> Tensor:
+        return functional.attach(self.scores, self.frozen, weight, gain, self.score_grad, divide)
+
+    def _live(self) -> functional.Chosen:
+        """Effective weight and gain, up to date."""
         if torch.compiler.is_exporting():  # what is exported is a snapshot, taken by `eval()`
-            if self._survivors is None or self._gain is None:
+            if self._chosen is None:
                 raise CannotConvert(f"{self.ticket_name}: call eval() on the model before exporting it, so that its mask is settled.")
-            return self._survivors, self._gain
-        if torch.compiler.is_compiling() and self.threshold is None:
+        elif torch.compiler.is_compiling() and self.threshold is None:
             survivors = functional.traceable_survivors(self.scores, self.frozen, self.kept)
-            return survivors, self._gain_of(survivors)
-        if torch.compiler.is_compiling():
+            return functional.weigh(self.frozen, survivors, self.kept, self.weight_bits, not self.gain_outside)
+        elif torch.compiler.is_compiling():
             torch.compiler.disable(self.refresh_)()
         else:
             self.refresh_()
-        return self._survivors, self._gain
-
-    def _gain_of(self, survivors: Tensor) -> Tensor:
-        if self.weight_bits == 32:
-            return torch.ones((), device=survivors.device)
-        return functional.gain_of_survivors(self.frozen, survivors, self._kept)
+        assert self._chosen is not None
+        return self._chosen
 
     # -- keeping the mask fresh ----------------------------------------------------------------------------------------
 
@@ -196,23 +198,33 @@ class Ticketed:
             return
         if not self._is_fresh():
             with torch.inference_mode(False):
-                into = None if self._survivors is None else self._survivors.detach()
-                self._set_survivors(functional.select_survivors(self.scores, self.frozen, self.kept, into))
+                settings: Any = {"weight_bits": self.weight_bits, "scaled": not self.gain_outside}
+                if self._chosen is not None:
+                    settings |= {"into": self._chosen.weight.detach(), "hint": self._chosen.hint}
+                self._settle(functional.choose(self.scores, self.frozen, self.kept, **settings))
 
     def _is_fresh(self) -> bool:
-        if self._seen is None or self.scores.is_inference():
+        if self._seen is None or self._chosen is None or self.scores.is_inference():
             return False
-        return self._seen[0]() is self.scores and self._seen[1:] == (self._survivors._version, *self._state())
+        return self._seen[0]() is self.scores and self._seen[1:] == (self._chosen.weight._version, *self._state())
 
     def _state(self) -> tuple:
         kept = self.kept if self.threshold is None else self.threshold.kept
         version = None if self.scores.is_inference() else self.scores._version
         return version, self.scores.data_ptr(), self.scores.device, kept
 
-    def _set_survivors(self, survivors: Tensor) -> None:
-        self._survivors, self._gain = survivors, self._gain_of(survivors)
-        # The weight that is handed out shares the survivors' memory: whoever writes to it, as nn.init does, raises their version.
-        self._seen = (weakref.ref(self.scores), survivors._version, *self._state())
+    def _settle(self, chosen: functional.Chosen) -> None:
+        self._chosen, self._mask = chosen, None
+        # The weight that is handed out shares this one's memory: whoever writes to it, as nn.init does, raises its version.
+        self._seen = (weakref.ref(self.scores), chosen.weight._version, *self._state())
+
+    def take_mask_(self, mask: Tensor) -> None:
+        """Use a mask that was made elsewhere, by a threshold shared with other layers."""
+        if not mask.is_meta:
+            self.kept = int(mask.sum())
+        survivors = functional.survivors(self.frozen, mask)
+        self._settle(functional.weigh(self.frozen, survivors, self._kept, self.weight_bits, not self.gain_outside))
+        self._mask = mask
 
     def set_prune_(self, prune: float) -> None:
         """Remove another fraction from now on (a prune schedule's step)."""
@@ -246,7 +258,7 @@ class Ticketed:
             applied = fn(tensor)
             if any(tensor is master for master in masters):
                 self.compute_dtype = applied.dtype
-                return applied if applied.dtype == tensor.dtype else tensor.to(applied.device)
+                return (applied if applied.dtype == tensor.dtype else tensor.to(applied.device)).contiguous()
             return applied
 
         super()._apply(keeping_masters_wide, recurse)  # type: ignore[misc]
@@ -264,7 +276,7 @@ class Ticketed:
 
     def __getstate__(self) -> dict:
         # Caches stay behind; ids and version counters of another object mean nothing in a copy.
-        return self.__dict__ | {"_survivors": None, "_gain": None, "_seen": None}
+        return self.__dict__ | {"_chosen": None, "_mask": None, "_seen": None}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -298,7 +310,7 @@ class Ticketed:
         return y if self.offset is None else y + along(self.offset, self).to(y.dtype)
 
     def _scaled(self, y: Tensor) -> Tensor:
-        return y * self._live()[1].to(y.dtype) if self.gain_outside else y
+        return y * self._live().gain.to(y.dtype) if self.gain_outside else y
 
     channel_axis = 1
 

@@ -55,6 +55,4 @@ class SharedThreshold:
         parts = dict(zip((id(layer.scores) for layer in self._owners()), mask.split([len(r) for r in ranked]), strict=True))
         for layer in self.layers:
             own = parts[id(layer.scores)].view(layer.scores.shape).to(layer.scores.device)
-            if not own.is_meta:
-                layer.kept = int(own.sum())
-            layer._set_survivors(functional.survivors(layer.frozen, own))
+            layer.take_mask_(own)

@@ -289,18 +289,18 @@ def selections(monkeypatch):
     def count(name):
         real = getattr(functional, name)
 
-        def counting(*args):
+        def counting(*args, **options):
             calls.extend([] if inside else [name])  # one may call the other
             inside.append(name)
             try:
-                return real(*args)
+                return real(*args, **options)
             finally:
                 inside.pop()
 
         monkeypatch.setattr(functional, name, counting)
 
     count("select_mask")
-    count("select_survivors")
+    count("choose")
     return calls
 
 
@@ -320,7 +320,7 @@ def test_the_mask_is_selected_once_while_the_scores_stay(selections, bits):
     for _ in range(3):
         layer(images()).sum().backward()
         layer.mask, layer.gain, layer.weight, layer.ticket_weight(), repr(layer), layer.eval(), layer.train()
-    assert len(selections) == 1
+    assert len(selections) == (2 if bits.startswith("32") else 1)  # a 32-bit weight of 0 hides whether it was kept
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = [
     ["errors"],
     ["spec"],
+    ["native"],
     ["functional", "randomness"],
     ["norms", "applying", "threshold"],
     ["layers"],

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from mptify.applying import CONTRACTIONS
+from mptify.applying import CONTRACTIONS, EscapedWeight
 from mptify.layers import Ticketed
 from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.surgery import ticket_layers
@@ -114,8 +115,8 @@ def watch_inputs(report: Callable[[Any, bool], None]) -> Iterator[None]:
     handed: dict[int, bool] = {}
     compute, prepare = Ticketed._compute_weight, Ticketed._prepare
 
-    def remembering(self: Any, scaled: bool) -> Tensor:
-        weight = compute(self, scaled)
+    def remembering(self: Any) -> Tensor:
+        weight = compute(self)
         made[id(weight)] = (self, weight)  # held, so that no other tensor can get this id
         return weight
 
@@ -129,11 +130,18 @@ def watch_inputs(report: Callable[[Any, bool], None]) -> Iterator[None]:
             kwargs = kwargs or {}
             if function in CONTRACTIONS:
                 weight = args[1] if len(args) > 1 else kwargs.get("weight")
+                if isinstance(weight, EscapedWeight):
+                    with self:  # it calls the operation again, on a tensor
+                        return weight.__torch_function__(function, types, args, kwargs)
                 if id(weight) in made:
                     layer = made[id(weight)][0]
                     value = (args[0] if args else kwargs["input"]).detach()
                     padded = handed.pop(id(layer), False)
                     report(layer, bool(((value.abs() == 1) | (value == 0) if padded else value.abs() == 1).all()))
+            elif function is F.multi_head_attention_forward:  # torch's own, which runs for 32-bit activations only
+                for layer, weight in list(made.values()):
+                    if any(weight is one for one in (*args, *kwargs.values())):
+                        report(layer, False)
             return function(*args, **kwargs)
 
     Ticketed._compute_weight, Ticketed._prepare = remembering, looking  # type: ignore[method-assign]

@@ -37,7 +37,7 @@ def test_every_layer_but_the_exempt_sees_only_signs_and_all_scores_get_gradients
     ticketed = mptify.transform(net, bits=bits, prune=0.5).train()
     outputs = []
     ran, real = real_inputs(lambda: outputs.append(ticketed(images())))
-    assert ran
+    assert ran == {layer.tied_to or layer.name for layer in ticketed.ticket_plan.layers}
     if bits.endswith("/1"):
         exempt = {layer.name for layer in ticketed.ticket_plan.layers if layer.before in EXEMPT}
         assert real <= exempt

@@ -1,0 +1,81 @@
+"""The passes of a search step in C++, called through ctypes.
+
+The library is built when mptify is installed. Where there was no compiler, `library` is None and torch does the work, with
+the same masks and, to the last bit or so, the same numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mptify.native.build import LIBRARY
+
+__all__ = ["NO_HINT", "Hint", "can_choose", "choose", "library", "pull"]
+
+_KINDS = {True: 0, False: 1, "weights": 2}  # gain · M ⊙ B, M ⊙ B, M ⊙ W
+_LEAST_REACH = 1 << 10  # in units of the last place: a change by 0.01 %
+
+
+class Hint(NamedTuple):
+    """Where the last threshold was, and how far around it to look for the next, both in float32's bits."""
+
+    threshold: int
+    reach: int
+
+
+NO_HINT = Hint(0, 0)
+
+
+def _load() -> ctypes.CDLL | None:
+    try:
+        found = ctypes.CDLL(str(Path(__file__).with_name(LIBRARY)))
+    except OSError:
+        return None
+    address, count, number, bits = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint32
+    found.mptify_select.restype = bits
+    found.mptify_select.argtypes = [address] * 3 + [count, count, number, bits, bits, number, ctypes.POINTER(ctypes.c_float)]
+    found.mptify_pull.restype = None
+    found.mptify_pull.argtypes = [address] * 4 + [count, ctypes.c_float, number, number]
+    return found
+
+
+library = _load()
+
+
+def can_choose(values: Tensor, weight: Tensor) -> bool:
+    """Whether the library can work on these: on a CPU, in float32, with nothing between the numbers."""
+    return (
+        library is not None
+        and not torch.compiler.is_compiling()
+        and type(values) in (Tensor, torch.nn.Parameter)
+        and all(one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous() for one in (values, weight))
+        and values.shape == weight.shape
+        and 0 < values.numel() < 2**31
+    )
+
+
+def choose(scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | str, hint: Hint) -> tuple[float, Hint]:
+    """Write the effective weight into `out`; returns the gain, and a hint for the next time."""
+    assert library is not None
+    gain = ctypes.c_float()
+    threshold = library.mptify_select(
+        scores.data_ptr(), weight.data_ptr(), out.data_ptr(), scores.numel(), kept, _KINDS[kind], *hint, torch.get_num_threads(), gain
+    )
+    torch.autograd.graph.increment_version(out)
+    moved = abs(threshold - hint.threshold) if hint.threshold else _LEAST_REACH
+    return gain.value, Hint(threshold, min(max(4 * moved, _LEAST_REACH), 1 << 18))
+
+
+def pull(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -> Tensor:
+    """grad ⊙ weight ⊙ sgn(scores) · by, or with `signs` the weight's signs in place of the weight."""
+    assert library is not None
+    out = torch.empty_like(grad)
+    library.mptify_pull(
+        grad.data_ptr(), weight.data_ptr(), scores.data_ptr(), out.data_ptr(), grad.numel(), by, signs, torch.get_num_threads()
+    )
+    return out

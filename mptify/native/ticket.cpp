@@ -1,0 +1,242 @@
+// The passes over a layer's weights that a search makes in every step, each reading its arrays once. (Torch, an operation
+// at a time, reads and writes them a dozen times.) Plain C++ with C names: no torch, no Python.
+//
+// Magnitudes are compared as the integers that their float32 bits spell: the order is that of the floats, is total, and
+// puts a NaN above everything.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#ifndef _WIN32
+#include <dlfcn.h>
+#endif
+
+#if defined(__x86_64__) && defined(__GNUC__) && defined(__linux__) && !defined(MPTIFY_ONE_CPU)
+#define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+
+namespace {
+
+constexpr int64_t kBlock = 4096;      // of weights, whose sums are added up in order: the same for any number of threads
+constexpr int64_t kGrain = 1 << 16;   // below so many weights per thread, a thread costs more than it saves
+constexpr int kLanes = 16;            // partial sums side by side, the same on every CPU
+constexpr int kGroup = 4 * kLanes;    // of weights that are searched one by one if any of them lies near the threshold
+constexpr int kBucketShift = 19;      // the first look sorts magnitudes by exponent and four bits of the fraction
+constexpr int kBuckets = 1 << (31 - kBucketShift);
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+constexpr uint32_t kSign = 0x80000000u;
+
+inline uint32_t magnitude(float value) { return bits_of(value) & ~kSign; }
+
+// Torch's OpenMP threads, if its library is in this process: threads of our own would wait for a core on which one of
+// those still spins, for longer than the work takes.
+struct Team {
+  void (*start)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
+
+  Team() {
+#ifndef _WIN32
+    start = (decltype(start))dlsym(RTLD_DEFAULT, "GOMP_parallel");
+#endif
+  }
+};
+
+// work(part, begin, end) on consecutive parts of [0, count), each a whole number of blocks.
+template <class Work>
+void in_parts(int64_t count, int parts, const Work& work) {
+  static const Team team;
+  const int64_t share = (count / parts + kBlock) / kBlock * kBlock;
+  struct Task {
+    std::atomic<int> next{0};
+    const Work* work;
+    int64_t count, share;
+    int parts;
+
+    void run() {  // a team may come with fewer threads than asked for: whoever is free takes the next part
+      for (int part; (part = next++) < parts;) (*work)(part, std::min(count, part * share), std::min(count, (part + 1) * share));
+    }
+  } task;
+  task.work = &work, task.count = count, task.share = share, task.parts = parts;
+  if (parts > 1 && team.start)
+    team.start([](void* data) { ((Task*)data)->run(); }, &task, (unsigned)parts, 0);
+  else {
+    std::vector<std::thread> others;
+    for (int part = 1; part < parts; part++) others.emplace_back([&] { task.run(); });
+    task.run();
+    for (auto& other : others) other.join();
+  }
+}
+
+int parts_for(int64_t count, int threads) { return (int)std::max<int64_t>(1, std::min<int64_t>(threads, count / kGrain)); }
+
+struct Above {
+  int64_t count = 0;
+  std::vector<int32_t> near;  // indices of the magnitudes in [low, high)
+};
+
+typedef uint32_t Bits __attribute__((vector_size(4 * kLanes)));
+typedef uint64_t Words __attribute__((vector_size(4 * kLanes)));
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef double Doubles __attribute__((vector_size(8 * kLanes)));
+
+// How many magnitudes reach `high`, the sums of |weight| over them, block by block, and who lies between `low` and `high`.
+FOR_EACH_CPU void look(
+    const float* scores, const float* weight, int64_t begin, int64_t end, uint32_t low, uint32_t high, Above* above, double* sums) {
+  for (int64_t start = begin; start < end; start += kBlock) {
+    const int64_t stop = std::min(end, start + kBlock);
+    Doubles total = {};
+    Bits reaching = {};
+    int64_t i = start;
+    for (; i + kGroup <= stop; i += kGroup) {
+      Bits any = {};
+      for (int part = 0; part < kGroup; part += kLanes) {
+        Bits score, value;
+        std::memcpy(&score, scores + i + part, sizeof score);
+        std::memcpy(&value, weight + i + part, sizeof value);
+        score &= ~kSign;
+        const Bits mask = (Bits)(score >= high);
+        reaching -= mask;
+        any |= (Bits)(score - low < high - low);
+        total += __builtin_convertvector((Floats)(value & ~kSign & mask), Doubles);
+      }
+      uint64_t found = 0;
+      for (int word = 0; word < kLanes / 2; word++) found |= ((Words)any)[word];
+      if (found)
+        for (int64_t at = i; at < i + kGroup; at++)
+          if (magnitude(scores[at]) - low < high - low) above->near.push_back((int32_t)at);
+    }
+    double sum = 0;
+    for (; i < stop; i++) {
+      const uint32_t size = magnitude(scores[i]);
+      if (size >= high) above->count++, sum += float_of(magnitude(weight[i]));
+      if (size - low < high - low) above->near.push_back((int32_t)i);
+    }
+    for (int lane = 0; lane < kLanes; lane++) above->count += reaching[lane], sum += total[lane];
+    sums[start / kBlock] = sum;
+  }
+}
+
+FOR_EACH_CPU void count_buckets(const float* scores, int64_t begin, int64_t end, int64_t* buckets) {
+  for (int64_t i = begin; i < end; i++) buckets[magnitude(scores[i]) >> kBucketShift]++;
+}
+
+// The bucket that holds the kept-th largest magnitude, as [low, high).
+void bracket(const float* scores, int64_t count, int64_t kept, int parts, uint32_t* low, uint32_t* high) {
+  std::vector<int64_t> buckets((int64_t)kBuckets * parts);
+  in_parts(count, parts, [&](int part, int64_t begin, int64_t end) { count_buckets(scores, begin, end, &buckets[part * kBuckets]); });
+  uint32_t bucket = kBuckets;
+  for (int64_t reached = 0; reached < kept;) {
+    bucket--;
+    for (int part = 0; part < parts; part++) reached += buckets[part * kBuckets + bucket];
+  }
+  *low = bucket << kBucketShift;
+  *high = (bucket + 1) << kBucketShift;
+}
+
+enum Kind { kScaled = 0, kSigns = 1, kWeights = 2 };  // gain * M * B, M * B, M * W
+
+FOR_EACH_CPU void write(
+    const float* scores, const float* weight, float* out, int64_t begin, int64_t end, uint32_t threshold, float gain, Kind kind) {
+  const uint32_t size = bits_of(kind == kScaled ? gain : 1.0f);
+  if (kind == kWeights)
+    for (int64_t i = begin; i < end; i++) out[i] = float_of(magnitude(scores[i]) >= threshold ? bits_of(weight[i]) : 0);
+  else
+    for (int64_t i = begin; i < end; i++)
+      out[i] = float_of(magnitude(scores[i]) >= threshold ? (bits_of(weight[i]) & kSign) | size : 0);
+}
+
+FOR_EACH_CPU void pull(const float* grad, const float* weight, const float* scores, float* out, int64_t begin, int64_t end, float by) {
+  for (int64_t i = begin; i < end; i++) {
+    const float pulled = grad[i] * weight[i] * by;
+    out[i] = scores[i] < 0 ? -pulled : pulled;
+  }
+}
+
+FOR_EACH_CPU void pull_signs(
+    const float* grad, const float* weight, const float* scores, float* out, int64_t begin, int64_t end, float by) {
+  for (int64_t i = begin; i < end; i++) {
+    const float pulled = grad[i] * by;
+    out[i] = (scores[i] < 0) != (weight[i] < 0) ? -pulled : pulled;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Write the effective weight into `out`: of the `kept` largest |scores|, the lower index first among equals. `guess` is
+// where to look for the threshold first, as bits, and `reach` how far around it. Returns the threshold; *gain is the mean |weight| kept.
+uint32_t mptify_select(
+    const float* scores, const float* weight, float* out, int64_t count, int64_t kept, int kind, uint32_t guess, uint32_t reach, int threads,
+    float* gain) {
+  const int parts = parts_for(count, threads);
+  std::vector<double> sums((count + kBlock - 1) / kBlock);
+  std::vector<Above> above(parts);
+  int64_t reached = 0, near = 0;
+  auto look_between = [&](uint32_t low, uint32_t high) {
+    for (auto& one : above) one = Above();
+    in_parts(count, parts, [&](int part, int64_t begin, int64_t end) {
+      look(scores, weight, begin, end, low, high, &above[part], sums.data());
+    });
+    reached = near = 0;
+    for (auto& one : above) reached += one.count, near += (int64_t)one.near.size();
+  };
+  if (reach < guess && guess < kSign - reach) look_between(guess - reach, guess + reach);
+  if (!(reached < kept && kept <= reached + near)) {
+    uint32_t low, high;
+    bracket(scores, count, kept, parts, &low, &high);
+    look_between(low, high);
+  }
+  std::vector<int32_t> candidates;
+  candidates.reserve(near);
+  for (auto& one : above) candidates.insert(candidates.end(), one.near.begin(), one.near.end());
+  std::vector<uint32_t> magnitudes(near);
+  for (int64_t i = 0; i < near; i++) magnitudes[i] = magnitude(scores[candidates[i]]);
+  const int64_t wanted = kept - reached;
+  std::nth_element(magnitudes.begin(), magnitudes.begin() + (wanted - 1), magnitudes.end(), std::greater<uint32_t>());
+  const uint32_t threshold = magnitudes[wanted - 1];
+  int64_t equals = wanted;  // how many of those that equal the threshold may stay
+  for (int32_t one : candidates) equals -= magnitude(scores[one]) > threshold;
+  std::vector<int32_t> losers;
+  double sum = 0;
+  for (double one : sums) sum += one;
+  for (int32_t one : candidates) {
+    const uint32_t size = magnitude(scores[one]);
+    if (size < threshold) continue;
+    if (size == threshold && equals-- <= 0)
+      losers.push_back(one);
+    else
+      sum += float_of(magnitude(weight[one]));
+  }
+  *gain = (float)(sum / (double)kept);
+  in_parts(count, parts, [&](int, int64_t begin, int64_t end) { write(scores, weight, out, begin, end, threshold, *gain, (Kind)kind); });
+  for (int32_t one : losers) out[one] = 0.0f;
+  return threshold;
+}
+
+// The scores' gradient: grad * weight * by * sgn(scores), or, with `signs`, grad * sign(weight) * by * sgn(scores).
+void mptify_pull(
+    const float* grad, const float* weight, const float* scores, float* out, int64_t count, float by, int signs, int threads) {
+  in_parts(count, parts_for(count, threads), [&](int, int64_t begin, int64_t end) {
+    (signs ? pull_signs : pull)(grad, weight, scores, out, begin, end, by);
+  });
+}
+}

@@ -1,0 +1,125 @@
+"""The C++ passes against slow, obvious NumPy, and the install without a compiler."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mptify
+from mptify import functional, native
+from mptify.native import build
+from tests.nets import Plain, images
+
+compiled = pytest.mark.skipif(native.library is None, reason="no C++ compiler was there when mptify was installed")
+
+
+def slow_choice(scores, weight, kept):
+    """Indices of the survivors: by falling magnitude, then by rising index; a NaN is larger than everything."""
+    keys = [(-math.inf if math.isnan(s) else -abs(float(s)), i) for i, s in enumerate(scores)]
+    return [i for _, i in sorted(keys)][:kept]
+
+
+def choice(scores, weight, kept, kind=False, hint=native.NO_HINT):
+    out = torch.full(scores.shape, 7.0)
+    gain, after = native.choose(scores, weight, out, kept, kind, hint)
+    return out, gain, after
+
+
+def test_the_library_was_built_where_there_is_a_compiler():
+    assert (native.library is not None) or not any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+
+
+numbers = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5])
+
+
+@compiled
+@settings(deadline=None, max_examples=200)
+@given(st.lists(numbers, min_size=1, max_size=200), st.data())
+def test_any_scores_give_the_mask_of_a_sort(values, data):
+    scores = torch.tensor(values)
+    weight = torch.tensor(data.draw(st.lists(st.floats(-4, 4, width=32), min_size=len(values), max_size=len(values)))) + 0.0
+    kept = data.draw(st.integers(1, len(values)))
+    hint = native.Hint(data.draw(st.integers(0, 2**31 - 1)), data.draw(st.integers(0, 2**20)))
+    out, gain, _ = choice(scores, weight, kept, hint=hint)
+    chosen = slow_choice(values, weight, kept)
+    expected = np.zeros(len(values), np.float32)
+    expected[chosen] = np.where(weight.numpy()[chosen] < 0, -1, 1)
+    np.testing.assert_array_equal(out.numpy(), expected)
+    assert gain == pytest.approx(float(np.abs(weight.numpy()[chosen].astype(np.float64)).mean()), rel=1e-7, abs=1e-30)
+
+
+@compiled
+@pytest.mark.parametrize("count", [1, 63, 64, 4095, 4097, 70_000, 300_001])
+@pytest.mark.parametrize("steps", [None, 1.0, 0.25])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_layers_agree_with_torch(count, steps, threads):
+    generator = torch.Generator().manual_seed(count)
+    scores, weight = torch.randn(count, generator=generator), torch.randn(count, generator=generator)
+    if steps:
+        scores = (scores / steps).round() * steps  # ties by the thousand, zeros among them
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for kept in {1, max(1, count // 5), max(1, count - 1), count}:
+            mask = functional.select_mask(scores, kept)
+            signs, gain, hint = choice(scores, weight, kept)
+            assert torch.equal(signs, functional.survivors(weight, mask))
+            assert gain == pytest.approx(float(functional.gain(weight, mask)), rel=3e-7)
+            again, same, _ = choice(scores, weight, kept, True, hint)
+            assert same == gain
+            assert torch.equal(again, signs * gain)
+            assert torch.equal(choice(scores, weight, kept, "weights", hint)[0], weight * mask)
+    finally:
+        torch.set_num_threads(before)
+
+
+@compiled
+def test_the_gain_does_not_depend_on_the_number_of_threads():
+    scores, weight = torch.randn(400_000), torch.randn(400_000)
+    before, gains = torch.get_num_threads(), set()
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        gains.add(choice(scores, weight, 90_000)[1])
+    torch.set_num_threads(before)
+    assert len(gains) == 1
+
+
+@compiled
+@pytest.mark.parametrize("signs", [False, True])
+def test_the_gradient_goes_by_weight_and_sign_of_the_score(signs):
+    grad, weight, scores = torch.randn(3, 70_001).unbind()
+    scores[:3] = torch.tensor([0.0, -0.0, math.nan])
+    pulled = native.pull(grad.clone(), weight.clone(), scores.clone(), 0.5, signs)
+    size = torch.sign(weight) if signs else weight
+    torch.testing.assert_close(pulled, grad * size * 0.5 * torch.where(scores < 0, -1.0, 1.0))
+
+
+@compiled
+@pytest.mark.parametrize("bits", ["1/32", "1/1", "32/32"])
+@pytest.mark.parametrize("score_grad", ["biprop", "alpha"])
+def test_a_search_step_is_the_same_without_the_library(monkeypatch, bits, score_grad):
+    def step():
+        torch.manual_seed(0)
+        ticketed = mptify.transform(Plain(), bits=bits, prune=0.7, score_grad=score_grad)
+        ticketed(images()).square().sum().backward()
+        return {name: (layer.scores.grad, layer.mask, layer.gain) for name, layer in mptify.ticket_layers(ticketed).items()}
+
+    quick = step()
+    monkeypatch.setattr(native, "library", None)
+    for name, (grad, mask, gain) in step().items():
+        torch.testing.assert_close(quick[name][0], grad, rtol=1e-3, atol=1e-4)
+        assert torch.equal(quick[name][1], mask)
+        torch.testing.assert_close(quick[name][2], gain, rtol=3e-7, atol=0)
+
+
+def test_without_a_compiler_nothing_is_built_and_nothing_breaks(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    assert build.build(tmp_path) is None
+    (tmp_path / "ticket.cpp").write_text("this is no C++")
+    monkeypatch.delenv("CXX")
+    assert build.build(tmp_path) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["ticket.cpp"]
