@@ -36,9 +36,9 @@ class ChannelBatchNorm(nn.modules.batchnorm._BatchNorm):
 class TokenBatchNorm(nn.Module):
     """BatchNorm over the last dimension: every token of every sample counts as one observation."""
 
-    def __init__(self, features: int, affine: bool = False, device: Any = None, dtype: Any = None):
+    def __init__(self, features: int, eps: float = 1e-5, affine: bool = False, device: Any = None, dtype: Any = None):
         super().__init__()
-        self.norm = nn.BatchNorm1d(features, affine=affine, device=device, dtype=dtype)
+        self.norm = nn.BatchNorm1d(features, eps=eps, affine=affine, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x.reshape(-1, x.shape[-1])).view(x.shape)
@@ -47,9 +47,9 @@ class TokenBatchNorm(nn.Module):
 class ScalarBatchNorm(nn.Module):
     """BatchNorm with one mean and variance for the whole tensor: for values whose channels can't be told."""
 
-    def __init__(self, affine: bool = False, device: Any = None, dtype: Any = None):
+    def __init__(self, eps: float = 1e-5, affine: bool = False, device: Any = None, dtype: Any = None):
         super().__init__()
-        self.norm = nn.BatchNorm1d(1, affine=affine, device=device, dtype=dtype)
+        self.norm = nn.BatchNorm1d(1, eps=eps, affine=affine, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x.reshape(-1, 1)).view(x.shape)

@@ -3,6 +3,9 @@
 import warnings
 
 import torch
+import torchvision
+from torchvision.models import detection, video
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from mptify import catalog
 from mptify.catalog import Entry
@@ -11,50 +14,50 @@ TIMM = {
     "beit_base_patch16_224": {"depth": 2},
     "halonet_h1": {},
     "test_byobnet": {},
-    "cait_xxs24_224": {},
-    "coat_tiny": {},
-    "convit_tiny": {},
+    "cait_xxs24_224": {"depth": 2},
+    "coat_tiny": {"serial_depths": (1, 1, 1, 1), "parallel_depth": 1},
+    "convit_tiny": {"depth": 2, "local_up_to_layer": 1},
     "convmixer_768_32": {},
     "test_convnext": {},
     "cpubone_nano": {},
-    "crossvit_tiny_240": {},
-    "csatv2": {},
+    "crossvit_tiny_240": {"depth": ((1, 1, 0), (1, 1, 0), (1, 1, 0))},
+    "csatv2": {"depths": (2, 2, 2, 2)},
     "cs3darknet_focus_s": {},
-    "davit_tiny": {},
+    "davit_tiny": {"depths": (1, 1, 1, 1)},
     "deepseek_vit_412m": {"depth": 2},
-    "deit_tiny_patch16_224": {},
-    "densenet121": {},
+    "deit_tiny_patch16_224": {"depth": 2},
+    "densenet121": {"block_config": (1, 1, 1, 1)},
     "dla46x_c": {},
-    "dpn48b": {},
-    "edgenext_xx_small": {},
-    "efficientformer_l1": {},
-    "efficientformerv2_s0": {},
+    "dpn48b": {"k_sec": (1, 1, 1, 1)},
+    "edgenext_xx_small": {"depths": (2, 2, 2, 2)},
+    "efficientformer_l1": {"depths": (1, 1, 1, 2), "num_vit": 1},
+    "efficientformerv2_s0": {"depths": (1, 1, 2, 2), "num_vit": 1},
     "test_efficientnet": {},
-    "efficientvim_m1": {},
-    "efficientvit_b0": {},
-    "efficientvit_m0": {},
-    "vit_tiny_patch16_dinov3_qkvb": {},
-    "fasternet_t0": {},
-    "fastvit_t8": {},
+    "efficientvim_m1": {"depths": (1, 1, 1)},
+    "efficientvit_b0": {"depths": (1, 1, 1, 1)},
+    "efficientvit_m0": {"depth": (1, 1, 1)},
+    "vit_tiny_patch16_dinov3_qkvb": {"depth": 2},
+    "fasternet_t0": {"depths": (1, 1, 1, 1)},
+    "fastvit_t8": {"layers": (1, 1, 1, 1)},
     "focalnet_tiny_srf": {},
     "gcvit_xxtiny": {},
     "gemma4_vit_167m": {"depth": 2},
     "ghostnet_050": {},
     "hardcorenas_b": {},
     "hgnetv2_b0": {},
-    "hiera_tiny_224": {},
+    "hiera_tiny_224": {"stages": (1, 1, 1, 1)},
     "sam2_hiera_tiny": {},
     "hrnet_w18_small": {},
     "iformer_t": {},
-    "inception_next_atto": {},
+    "inception_next_atto": {"depths": (1, 1, 1, 1)},
     "inception_resnet_v2": {},
     "inception_v3": {},
     "inception_v4": {},
-    "lcnetv2_small": {},
-    "levit_128s": {},
+    "lcnetv2_small": {"depths": (1, 1, 1, 1)},
+    "levit_128s": {"depth": (1, 1, 1)},
     "lowformer_b0": {},
     "test_mambaout": {},
-    "maxvit_pico_rw_256": {},
+    "maxvit_pico_rw_256": {"depths": (1, 1, 1, 1)},
     "poolformerv2_s12": {},
     "gmlp_ti16_224": {},
     "mobilenetv3_small_050": {},
@@ -62,70 +65,137 @@ TIMM = {
     "mobilevit_xxs": {},
     "mvitv2_tiny": {},
     "naflexvit_base_patch16_parfac_gap": {"depth": 2},
-    "nasnetalarge": {},
+    "nasnetalarge": {"stem_size": 24, "num_features": 1056},
     "nest_tiny": {},
-    "nextvit_small": {},
+    "nextvit_small": {"depths": (1, 1, 5, 1)},
     "test_nfnet": {},
-    "pit_ti_224": {},
+    "pit_ti_224": {"depth": (1, 1, 1)},
     "pnasnet5large": {},
-    "pvt_v2_b0": {},
+    "pvt_v2_b0": {"depths": (1, 1, 1, 1)},
     "qwen3_vit_88m": {"depth": 2},
     "rdnet_tiny": {},
     "regnetx_002": {},
     "repghostnet_050": {},
-    "repvit_m1": {},
-    "res2next50": {},
+    "repvit_m1": {"depth": (1, 1, 1, 1)},
+    "res2next50": {"layers": (1, 1, 1, 1)},
     "resnest14d": {},
     "test_resnet": {},
     "resnetv2_18": {},
-    "rexnet_100": {},
+    "rexnet_100": {"depth_mult": 0.1},
     "selecsls42": {},
-    "legacy_seresnet18": {},
-    "sequencer2d_s": {},
-    "shvit_s1": {},
-    "skresnet18": {},
-    "starnet_s050": {},
-    "swiftformer_xs": {},
-    "swin_tiny_patch4_window7_224": {},
-    "swinv2_tiny_window8_256": {},
-    "swinv2_cr_tiny_224": {},
-    "tiny_vit_5m_224": {},
-    "tnt_s_legacy_patch16_224": {},
-    "tresnet_m": {"width_factor": 0.25},
-    "twins_svt_small": {},
-    "vgg11": {},
-    "visformer_tiny": {},
-    "test_vit": {},
-    "vit_tiny_r_s16_p8_224": {},
-    "vit_srelpos_small_patch16_224": {},
+    "legacy_seresnet18": {"layers": (1, 1, 1, 1)},
+    "sequencer2d_s": {"layers": (1, 1, 1, 1)},
+    "shvit_s1": {"depth": (1, 1, 1)},
+    "skresnet18": {"layers": (1, 1, 1, 1)},
+    "starnet_s050": {"depths": (1, 1, 1, 1)},
+    "swiftformer_xs": {"layers": (1, 1, 1, 1)},
+    "swin_tiny_patch4_window7_224": {"depths": (2, 2)},
+    "swinv2_tiny_window8_256": {"depths": (2, 2)},
+    "swinv2_cr_tiny_224": {"depths": (2, 2)},
+    "tiny_vit_5m_224": {"depths": (1, 1, 1, 1)},
+    "tnt_s_legacy_patch16_224": {"depth": 2},
+    "tresnet_m": {"layers": (1, 1, 1, 1), "width_factor": 0.25},
+    "twins_svt_small": {"depths": (2, 2, 2, 2)},
+    "vgg11": {"mlp_ratio": 0.05},
+    "visformer_tiny": {"depth": (1, 1, 1)},
+    "test_vit": {"depth": 2},
+    "vit_tiny_r_s16_p8_224": {"depth": 2},
+    "vit_srelpos_small_patch16_224": {"depth": 2},
     "samvit_base_patch16_224": {"depth": 2},
-    "vitamin_small_224": {},
+    "vitamin_small_224": {"depth": 2},
     "volo_d1_224": {},
     "ese_vovnet19b_slim_dw": {},
     "legacy_xception": {},
     "xception41p": {},
-    "xcit_nano_12_p8_224": {},
+    "xcit_nano_12_p8_224": {"depth": 2},
 }
 
-TORCHVISION = [
-    "alexnet", "vgg11_bn", "resnet18", "resnext50_32x4d", "densenet121", "googlenet", "inception_v3", "mnasnet0_5", "mobilenet_v2",
-    "mobilenet_v3_small", "efficientnet_b0", "regnet_y_400mf", "shufflenet_v2_x0_5", "squeezenet1_0", "convnext_tiny", "swin_t",
-    "swin_v2_t", "vit_b_16", "maxvit_t", "deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_large",
-    "fasterrcnn_mobilenet_v3_large_fpn", "retinanet_resnet50_fpn", "maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn",
-    "fcos_resnet50_fpn", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large", "r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b",
-    "swin3d_t", "raft_small", "quantized_resnet18", "quantized_mobilenet_v2", "quantized_mobilenet_v3_large", "quantized_googlenet",
-    "quantized_inception_v3", "quantized_shufflenet_v2_x0_5",
-]  # fmt: skip
+
+def _resnet(**options):
+    return torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [1, 1, 1, 1], **options)
+
+
+def _pyramid():
+    """The detectors' backbone, with ResNet-18 for ResNet-50."""
+    return detection.backbone_utils.resnet_fpn_backbone(backbone_name="resnet18", weights=None)
+
+
+def _dense_pyramid():
+    levels = {"returned_layers": [2, 3, 4], "extra_blocks": LastLevelP6P7(256, 256)}
+    return detection.backbone_utils.resnet_fpn_backbone(backbone_name="resnet18", weights=None, **levels)
+
+
+def _vgg():
+    model = torchvision.models.vgg11_bn(num_classes=10, init_weights=False)
+    model.classifier[0], model.classifier[3] = torch.nn.Linear(512 * 7 * 7, 64), torch.nn.Linear(64, 64)
+    model.classifier[6] = torch.nn.Linear(64, 10)
+    return model
+
+
+def _convnext():
+    sizes = (96, 192, 384, 768)
+    config = torchvision.models.convnext.CNBlockConfig
+    return torchvision.models.ConvNeXt([config(one, two, 1) for one, two in zip(sizes, (*sizes[1:], None), strict=True)])
+
+
+def _mvit():
+    """Two blocks of MViT v1, the second of which halves the image."""
+    options = dict.fromkeys(("residual_pool", "residual_with_cls_embed", "rel_pos_embed", "proj_after_attn"), False)
+    config = video.mvit.MSBlockConfig
+    blocks = [config(1, 32, 64, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 4, 4]), config(2, 64, 64, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 2, 2])]
+    return video.mvit.MViT(spatial_size=(32, 32), temporal_size=8, block_setting=blocks, **options)
+
+
+TORCHVISION = {
+    "alexnet": None,
+    "vgg11_bn": _vgg,
+    "resnet18": None,
+    "resnext50_32x4d": lambda: _resnet(groups=32, width_per_group=4),
+    "densenet121": lambda: torchvision.models.DenseNet(32, (1, 1, 1, 1), 64),
+    "googlenet": None,
+    "inception_v3": None,
+    "mnasnet0_5": None,
+    "mobilenet_v2": None,
+    "mobilenet_v3_small": None,
+    "efficientnet_b0": None,
+    "regnet_y_400mf": None,
+    "shufflenet_v2_x0_5": None,
+    "squeezenet1_0": None,
+    "convnext_tiny": _convnext,
+    "swin_t": lambda: torchvision.models.SwinTransformer([4, 4], 96, [2, 2], [3, 6], [7, 7]),
+    "swin_v2_t": lambda: torchvision.models.SwinTransformer(
+        [4, 4], 96, [2, 2], [3, 6], [8, 8],
+        block=torchvision.models.swin_transformer.SwinTransformerBlockV2,
+        downsample_layer=torchvision.models.swin_transformer.PatchMergingV2,
+    ),
+    "vit_b_16": lambda: torchvision.models.VisionTransformer(64, 16, 2, 12, 768, 3072),
+    "maxvit_t": lambda: torchvision.models.MaxVit((64, 64), 64, 4, [64, 128], [1, 1], 32, 0.2),
+    "deeplabv3_mobilenet_v3_large": None,
+    "fcn_resnet50": None,
+    "lraspp_mobilenet_v3_large": None,
+    "fasterrcnn_mobilenet_v3_large_fpn": None,
+    "retinanet_resnet50_fpn": lambda: detection.RetinaNet(_dense_pyramid(), 10, min_size=96, max_size=192),
+    "maskrcnn_resnet50_fpn": lambda: detection.MaskRCNN(_pyramid(), 10, min_size=96, max_size=192),
+    "keypointrcnn_resnet50_fpn": lambda: detection.KeypointRCNN(_pyramid(), 2, min_size=96, max_size=192),
+    "fcos_resnet50_fpn": lambda: detection.FCOS(_dense_pyramid(), 10, min_size=96, max_size=192),
+    "ssd300_vgg16": None,
+    "ssdlite320_mobilenet_v3_large": None,
+    "r3d_18": None,
+    "mc3_18": None,
+    "r2plus1d_18": None,
+    "s3d": None,
+    "mvit_v1_b": _mvit,
+    "swin3d_t": lambda: video.swin_transformer.SwinTransformer3d([2, 4, 4], 96, [2, 2], [3, 6], [8, 7, 7]),
+    "raft_small": None,
+    "quantized_resnet18": None,
+    "quantized_mobilenet_v2": None,
+    "quantized_mobilenet_v3_large": None,
+    "quantized_googlenet": None,
+    "quantized_inception_v3": None,
+    "quantized_shufflenet_v2_x0_5": None,
+}  # fmt: skip
 
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
-TOO_LARGE = {
-    "vgg11",
-    "vgg11_bn",
-    "nasnetalarge",
-    "pnasnet5large",
-    "keypointrcnn_resnet50_fpn",
-    "mvit_v1_b",
-}  # `mptify zoo` runs them
 _SIZES = (64, 96, 112, 128, None)
 _AT_LEAST = {"efficientvim_m1": 128, "efficientvit_m0": 128}  # below, their last attention has one token and no gradient
 
@@ -139,7 +209,7 @@ def build(entry, device="cpu"):
     for size in [size for size in _SIZES if size is None or size >= least]:
         try:
             model = _build(entry, size, options, device)
-            inputs = catalog.example_inputs(entry, model, size)
+            inputs = (torch.randn(2, 3, 8, 32, 32),) if entry.name == "mvit_v1_b" else catalog.example_inputs(entry, model, size)
             with torch.no_grad():
                 model.train()(*inputs)
             return model, inputs
@@ -156,6 +226,9 @@ def _needs_a_device(entry):
 def _build(entry, size, options, device):
     with warnings.catch_warnings(), torch.device(device), catalog.quick_init():
         warnings.simplefilter("ignore")
+        small = TORCHVISION.get(entry.name) if entry.source == "torchvision" else None
+        if small is not None:
+            return small()
         if not options:
             return catalog.build(entry, input_size=size)
         import timm

@@ -300,3 +300,24 @@ def test_an_optional_argument_can_be_given():
     assert ticketed(vectors()).shape == (4, 2)
     with pytest.raises(mptify.MptifyError, match=r"'scale'.*its default"):
         ticketed(vectors(), 2.0)
+
+
+def test_channels_that_hardly_vary_do_not_blow_up_the_gradients():
+    """Depthwise filters without survivors behind squeeze-and-excitation gates: a norm before a sign must not divide by nothing."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.expand, self.norm1 = nn.Conv2d(16, 32, 1), nn.BatchNorm2d(32)
+            self.depthwise, self.norm2 = conv(32, 32, groups=32, bias=False), nn.BatchNorm2d(32)
+            self.squeeze, self.excite = nn.Conv2d(32, 4, 1), nn.Conv2d(4, 32, 1)
+            self.mix, self.norm3 = nn.Conv2d(32, 16, 1), nn.BatchNorm2d(16)
+
+        def forward(self, x):
+            y = torch.relu(self.norm2(self.depthwise(torch.relu(self.norm1(self.expand(x))))))
+            gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+            return x + self.norm3(self.mix(y * gate))
+
+    ticketed = mptify.transform(nn.Sequential(conv(3, 16), *[Gated() for _ in range(20)], nn.Conv2d(16, 4, 1)), bits="1/1", prune=0.75)
+    ticketed(images()).mean((2, 3)).square().sum().backward()
+    assert max(float(layer.scores.grad.abs().max()) for layer in mptify.ticket_layers(ticketed).values()) < 1e4
