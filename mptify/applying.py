@@ -65,7 +65,8 @@ def apply_weight(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *arg
     weight = layer._compute_weight().to(layer.compute_dtype)
     if not layer.gain_outside:
         return function(x, weight, bias, *args, **kwargs)
-    y = layer._scaled(function(x, weight, None, *args, **kwargs))
+    y = function(x, weight, None, *args, **kwargs)
+    y = y * layer.gain.to(y.dtype)
     return y if bias is None else y + along(bias, layer).to(y.dtype)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,7 +22,10 @@ __all__ = ["StepRatio", "cifar_resnet18", "command_ratio", "step_ratio"]
 
 @dataclass(frozen=True)
 class StepRatio:
-    """A training step of a ticket model against one of the same network trained densely (medians, in milliseconds)."""
+    """A training step of a ticket model against one of the same network trained densely (medians, in milliseconds).
+
+    `ratio` is the median over pairs of steps, one after the other; half of the pairs lie between `low` and `high`.
+    """
 
     network: str
     bits: str
@@ -29,6 +33,8 @@ class StepRatio:
     dense_ms: float
     ticket_ms: float
     ratio: float
+    low: float
+    high: float
 
 
 def cifar_resnet18() -> nn.Module:
@@ -57,10 +63,9 @@ def step_ratio(
         if turn >= 2:  # the first two warm up
             pairs.append((seconds[dense], seconds[ticket]))
         tick()
-    ratio = statistics.median(ours / theirs for theirs, ours in pairs)
-    return StepRatio(
-        network, bits, batch, 1e3 * statistics.median(p[0] for p in pairs), 1e3 * statistics.median(p[1] for p in pairs), ratio
-    )
+    theirs_ms, ours_ms = (1e3 * statistics.median(one) for one in zip(*pairs, strict=True))
+    low, ratio, high = np.quantile([ours / theirs for theirs, ours in pairs], (0.25, 0.5, 0.75)).tolist()
+    return StepRatio(network, bits, batch, theirs_ms, ours_ms, ratio, low, high)
 
 
 def _stepper(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:

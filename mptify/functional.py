@@ -170,19 +170,20 @@ def _select_anywhere(magnitudes: Tensor, kept: int) -> Tensor:
     return above | (tied & (tied.cumsum(0) <= kept - above.sum()))
 
 
-@torch.library.custom_op("mptify::select_survivors", mutates_args=())
-def _select_survivors_op(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
-    return select_survivors(scores, weight, kept)
+@torch.library.custom_op("mptify::choose", mutates_args=())
+def _choose_op(scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool) -> tuple[Tensor, Tensor]:
+    chosen = choose(scores, weight, kept, weight_bits=weight_bits, scaled=scaled)
+    return chosen.weight, chosen.gain
 
 
-@_select_survivors_op.register_fake
-def _(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
-    return torch.empty_like(weight)
+@_choose_op.register_fake
+def _(scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(weight), weight.new_empty(())
 
 
-def traceable_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
-    """`select_survivors` as one opaque operation, which `torch.compile` keeps in its graph."""
-    return _select_survivors_op(scores.detach(), weight.detach(), kept)
+def traceable_choose(scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool) -> Chosen:
+    """`choose` as one opaque operation, which `torch.compile` keeps in its graph."""
+    return Chosen(*_choose_op(scores.detach(), weight.detach(), kept, weight_bits, scaled))
 
 
 def gain(weight: Tensor, mask: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import weakref
 from typing import Any
 
@@ -56,7 +57,7 @@ class Ticketed:
     _mask: Any  # and the mask, once somebody asked for it
     _seen: tuple | None  # the state of the scores that they were made from
     _escapes: bool  # other code than its own `forward` reads the weight, and has to be given one that binarizes
-    _running = False
+    _running: dict[int, functional.Chosen]  # by thread, while `forward` runs: what it computes with
 
     # -- making one ---------------------------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class Ticketed:
         self.threshold = None
         self.kept = functional.kept_count(weight.numel(), prune)
         self.compute_dtype = weight.dtype
-        self._escapes = False
+        self._escapes, self._running = False, {}
         self._parameters["offset"] = None
         shape, device = tuple(weight.shape), weight.device
         # A parameter, not a buffer: DistributedDataParallel sends buffers to every process again in every step.
@@ -162,13 +163,11 @@ class Ticketed:
     def weight(self) -> Any:
         """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output."""
         weight = self._compute_weight().to(self.compute_dtype)
-        if self._escapes and not self._running:
-            return EscapedWeight(self, weight)
-        return weight
+        return EscapedWeight(self, weight) if self._escapes and _thread() not in self._running else weight
 
     def _compute_weight(self) -> Tensor:
         """The weight that an operation takes: without the gain where that comes behind."""
-        weight, gain, _ = self._live()
+        weight, gain, _ = self._running.get(_thread()) or self._live()
         return self._attached(weight, gain, divide=self.gain_outside)
 
     def _attached(self, weight: Tensor, gain: Tensor, divide: bool) -> Tensor:
@@ -180,8 +179,7 @@ class Ticketed:
             if self._chosen is None:
                 raise CannotConvert(f"{self.ticket_name}: call eval() on the model before exporting it, so that its mask is settled.")
         elif torch.compiler.is_compiling() and self.threshold is None:
-            survivors = functional.traceable_survivors(self.scores, self.frozen, self.kept)
-            return functional.weigh(self.frozen, survivors, self.kept, self.weight_bits, not self.gain_outside)
+            return functional.traceable_choose(self.scores, self.frozen, self.kept, self.weight_bits, not self.gain_outside)
         elif torch.compiler.is_compiling():
             torch.compiler.disable(self.refresh_)()
         else:
@@ -276,7 +274,7 @@ class Ticketed:
 
     def __getstate__(self) -> dict:
         # Caches stay behind; ids and version counters of another object mean nothing in a copy.
-        return self.__dict__ | {"_chosen": None, "_mask": None, "_seen": None}
+        return self.__dict__ | {"_chosen": None, "_mask": None, "_seen": None, "_running": {}}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -294,23 +292,17 @@ class Ticketed:
         else:  # called by keyword: the input comes first there too
             name = next(iter(kwargs))
             kwargs[name] = self._prepare(kwargs[name])
-        if not self._escapes:
-            return self._finish(super().forward(*args, **kwargs))  # type: ignore[misc]
-        self._running = True
+        thread = _thread()
+        chosen = self._running[thread] = self._live()
         try:
-            return self._finish(super().forward(*args, **kwargs))  # type: ignore[misc]
+            y = super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self._running = False
+            del self._running[thread]
+        y = y * chosen.gain.to(y.dtype) if self.gain_outside else y
+        return y if self.offset is None else y + along(self.offset, self).to(y.dtype)
 
     def _prepare(self, x: Tensor) -> Tensor:
         return x if self.before is None else self.before(x)
-
-    def _finish(self, y: Tensor) -> Tensor:
-        y = self._scaled(y)
-        return y if self.offset is None else y + along(self.offset, self).to(y.dtype)
-
-    def _scaled(self, y: Tensor) -> Tensor:
-        return y * self._live().gain.to(y.dtype) if self.gain_outside else y
 
     channel_axis = 1
 
@@ -325,6 +317,10 @@ class Ticketed:
         name = type(self).__name__
         before = f" after {self.before}" if self.before is not None else ""
         return f"{name}({self.extra_repr()}){before}"
+
+
+def _thread() -> int:
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
 
 def _empty_ticket(base: type, weight_name: str) -> Any:

@@ -12,7 +12,7 @@ from mptify.catalog import Entry
 
 TIMM = {
     "beit_base_patch16_224": {"depth": 2},
-    "halonet_h1": {},
+    "lambda_resnet26t": {},
     "test_byobnet": {},
     "cait_xxs24_224": {"depth": 2},
     "coat_tiny": {"serial_depths": (1, 1, 1, 1), "parallel_depth": 1},
@@ -132,6 +132,16 @@ def _vgg():
     return model
 
 
+def _s3d():
+    model = video.S3D()
+    model.avgpool = torch.nn.AvgPool3d((2, 2, 2))  # as many positions as 64 pixels leave, where 224 leave 7 by 7
+    return model
+
+
+_FEW = {"rpn_post_nms_top_n_train": 20, "rpn_post_nms_top_n_test": 20, "box_batch_size_per_image": 8, "box_detections_per_img": 4}
+_SMALL = {"min_size": 96, "max_size": 192}
+
+
 def _convnext():
     sizes = (96, 192, 384, 768)
     config = torchvision.models.convnext.CNBlockConfig
@@ -139,10 +149,11 @@ def _convnext():
 
 
 def _mvit():
-    """Two blocks of MViT v1, the second of which halves the image."""
+    """Three blocks of MViT v1, of which the second halves the image."""
     options = dict.fromkeys(("residual_pool", "residual_with_cls_embed", "rel_pos_embed", "proj_after_attn"), False)
     config = video.mvit.MSBlockConfig
-    blocks = [config(1, 32, 64, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 4, 4]), config(2, 64, 64, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 2, 2])]
+    sizes = [(32, 64, [1, 1, 1]), (64, 64, [1, 2, 2]), (64, 64, [1, 1, 1])]
+    blocks = [config(2, one, two, [3, 3, 3], [3, 3, 3], stride, [1, 2, 2]) for one, two, stride in sizes]
     return video.mvit.MViT(spatial_size=(32, 32), temporal_size=8, block_setting=blocks, **options)
 
 
@@ -173,17 +184,17 @@ TORCHVISION = {
     "deeplabv3_mobilenet_v3_large": None,
     "fcn_resnet50": None,
     "lraspp_mobilenet_v3_large": None,
-    "fasterrcnn_mobilenet_v3_large_fpn": None,
-    "retinanet_resnet50_fpn": lambda: detection.RetinaNet(_dense_pyramid(), 10, min_size=96, max_size=192),
-    "maskrcnn_resnet50_fpn": lambda: detection.MaskRCNN(_pyramid(), 10, min_size=96, max_size=192),
-    "keypointrcnn_resnet50_fpn": lambda: detection.KeypointRCNN(_pyramid(), 2, min_size=96, max_size=192),
-    "fcos_resnet50_fpn": lambda: detection.FCOS(_dense_pyramid(), 10, min_size=96, max_size=192),
+    "fasterrcnn_mobilenet_v3_large_fpn": lambda: detection.fasterrcnn_mobilenet_v3_large_fpn(weights_backbone=None, **_FEW, **_SMALL),
+    "retinanet_resnet50_fpn": lambda: detection.RetinaNet(_dense_pyramid(), 10, **_SMALL),
+    "maskrcnn_resnet50_fpn": lambda: detection.MaskRCNN(_pyramid(), 10, **_FEW, **_SMALL),
+    "keypointrcnn_resnet50_fpn": lambda: detection.KeypointRCNN(_pyramid(), 2, **_FEW, **_SMALL),
+    "fcos_resnet50_fpn": lambda: detection.FCOS(_dense_pyramid(), 10, **_SMALL),
     "ssd300_vgg16": None,
     "ssdlite320_mobilenet_v3_large": None,
     "r3d_18": None,
     "mc3_18": None,
     "r2plus1d_18": None,
-    "s3d": None,
+    "s3d": _s3d,
     "mvit_v1_b": _mvit,
     "swin3d_t": lambda: video.swin_transformer.SwinTransformer3d([2, 4, 4], 96, [2, 2], [3, 6], [8, 7, 7]),
     "raft_small": None,
@@ -196,6 +207,7 @@ TORCHVISION = {
 }  # fmt: skip
 
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
+_INPUTS = {"mvit_v1_b": (torch.randn(2, 3, 8, 32, 32),), "s3d": (torch.randn(2, 3, 16, 64, 64),)}
 _SIZES = (64, 96, 112, 128, None)
 _AT_LEAST = {"efficientvim_m1": 128, "efficientvit_m0": 128}  # below, their last attention has one token and no gradient
 
@@ -209,7 +221,7 @@ def build(entry, device="cpu"):
     for size in [size for size in _SIZES if size is None or size >= least]:
         try:
             model = _build(entry, size, options, device)
-            inputs = (torch.randn(2, 3, 8, 32, 32),) if entry.name == "mvit_v1_b" else catalog.example_inputs(entry, model, size)
+            inputs = _INPUTS[entry.name] if entry.name in _INPUTS else catalog.example_inputs(entry, model, size)
             with torch.no_grad():
                 model.train()(*inputs)
             return model, inputs

@@ -35,3 +35,10 @@ def test_layers_that_are_dead_anyway_are_told_from_broken_ones():
     assert coverage.passed(row)
     assert "stages.0.0.attn.attn.qkv" in row["modes"]["1/32"]["dead"]
     assert "no gradient in the dense network either" in coverage.markdown([row])
+
+
+def test_layers_that_one_seed_switches_off_are_told_from_broken_ones():
+    row = coverage.check_model(Entry("timm", "mnasnet_small"))
+    assert coverage.passed(row)
+    assert row["modes"]["1/32"]["unlucky"] == ["blocks.3.0.se.conv_expand", "blocks.3.0.se.conv_reduce"]
+    assert "2 layers get a gradient with another seed only" in coverage.markdown([row])

@@ -53,10 +53,18 @@ def surgery(
         typer.echo(json.dumps({"steps": [asdict(step) for step in steps], "convert": convert}, indent=1))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("network", "bits", "batch", "dense ms", "ticket ms", "ratio"):
+    for column in ("network", "bits", "batch", "dense ms", "ticket ms", "ratio", "middle half"):
         table.add_column(column, justify="left" if column in ("network", "bits") else "right")
     for step in steps:
-        table.add_row(step.network, step.bits, str(step.batch), f"{step.dense_ms:.1f}", f"{step.ticket_ms:.1f}", f"{step.ratio:.3f}")
+        table.add_row(
+            step.network,
+            step.bits,
+            str(step.batch),
+            f"{step.dense_ms:.1f}",
+            f"{step.ticket_ms:.1f}",
+            f"{step.ratio:.3f}",
+            f"{step.low:.3f} to {step.high:.3f}",
+        )
     out.print(table)
     if convert:
         out.print(f"mptify convert resnet18: {convert[0]:.2f} s, its imports {convert[1]:.2f} s, ratio {convert[2]:.2f}")

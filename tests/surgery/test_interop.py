@@ -1,5 +1,7 @@
 """I6: torch.compile, torch.export, channels_last, SyncBatchNorm and DistributedDataParallel work on the result."""
 
+import copy
+
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -9,16 +11,17 @@ from torch.nn import functional as F
 import mptify
 from mptify.catalog import Entry, training_loss
 from tests.nets import OneReluManyTimes, Plain, images
-from tests.representatives import build
+from tests.representatives import ENTRIES, build
+from tests.surgery.test_zoo import agree, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
 COMPILED = [
     Entry("torchvision", "resnet18"),
     Entry("torchvision", "swin_t"),
-    Entry("timm", "vit_tiny_patch16_224"),
-    Entry("timm", "convnext_atto"),
-    Entry("timm", "mobilevit_xxs"),
+    Entry("timm", "test_vit"),
+    Entry("timm", "test_convnext"),
+    Entry("timm", "mobilenetv3_small_050"),
 ]
 
 
@@ -44,14 +47,29 @@ def test_a_compiled_model_computes_and_trains_the_same(entry, bits):
         torch.testing.assert_close(layer.scores.grad, gradients[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("bits", ["1/32", "1/1"])
-@pytest.mark.parametrize("entry", COMPILED, ids=str)
-def test_an_exported_model_computes_the_same(entry, bits):
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+def test_every_family_can_be_compiled_and_exported(entry):
+    """In 1/1, where the graph changes most; whatever torch can't export of the network as it was is not asked for."""
     model, inputs = build(entry)
-    ticketed = mptify.transform(model, bits=bits, prune=0.75).eval()
-    exported = torch.export.export(ticketed, inputs).module()
+    ticketed = mptify.transform(model, bits="1/1", prune=0.75).eval()
     with torch.no_grad():
-        torch.testing.assert_close(exported(*inputs), ticketed(*inputs), rtol=1e-4, atol=1e-4)
+        expected = seeded(ticketed, inputs)
+        agree(seeded(torch.compile(ticketed, backend="eager", dynamic=False), inputs), expected)
+        try:
+            exported = torch.export.export(ticketed, copy.deepcopy(inputs), strict=False).module()
+        except Exception:
+            with pytest.raises(Exception):  # noqa: B017, PT011
+                torch.export.export(model.eval(), inputs, strict=False)
+            return
+        agree(seeded(exported, inputs), expected)
+
+
+@pytest.mark.parametrize("entry", COMPILED, ids=str)
+def test_an_exported_model_of_real_activations_computes_the_same(entry):
+    model, inputs = build(entry)
+    ticketed = mptify.transform(model, bits="1/32", prune=0.75).eval()
+    with torch.no_grad():
+        agree(seeded(torch.export.export(ticketed, inputs).module(), inputs), seeded(ticketed, inputs))
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])

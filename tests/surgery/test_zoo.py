@@ -12,10 +12,9 @@ from mptify.layers import Ticketed
 from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.trace import trace
-from tests.representatives import ENTRIES, TOO_LARGE, build
+from tests.representatives import ENTRIES, build
 
 MODES = {"1/32": 0.8, "1/1": 0.75}
-RUNNABLE = [entry for entry in ENTRIES if entry.name not in TOO_LARGE]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
@@ -50,7 +49,7 @@ def agree(ours, theirs, tolerance=1e-4):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.parametrize("entry", RUNNABLE, ids=str)
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
 def test_signs_gradients_and_copies(entry):
     """I1, I2, I4, I5, and what of I6 needs no compiler."""
     model, inputs = build(entry)
@@ -95,7 +94,7 @@ def _check_copies(model, ticketed, inputs, bits, prune):
             assert all(torch.isfinite(one).all() for one in seeded(ticketed, inputs) if one.is_floating_point())
 
 
-@pytest.mark.parametrize("entry", RUNNABLE, ids=str)
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
 def test_the_null_surgery_is_the_identity(entry):
     """I3, with the layers swapped and with every traced region turned into its graph."""
     model, inputs = build(entry)
