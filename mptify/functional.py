@@ -279,11 +279,13 @@ class _SignSTE(torch.autograd.Function):
     def forward(ctx, x, width):
         ctx.save_for_backward(x)
         ctx.width = width
-        return sign(x)
+        return native.sign(x) if native.can_map(x) else sign(x)
 
     @staticmethod
     def backward(ctx, grad):
         (x,) = ctx.saved_tensors
+        if not torch.is_grad_enabled() and native.can_map(x, grad):
+            return native.pull_sign(grad, x, ctx.width), None
         slope = x.abs().mul_(-2 / ctx.width**2).add_(2 / ctx.width).relu_()
         return slope.mul_(grad), None
 

@@ -99,6 +99,29 @@ def test_the_gradient_goes_by_weight_and_sign_of_the_score(signs):
 
 
 @compiled
+@pytest.mark.parametrize("width", [1.0, 0.5, 3.0])
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_signs_and_their_gradients_agree_with_torch(monkeypatch, width, order):
+    def both(x):
+        x = x.clone(memory_format=order).requires_grad_()
+        y = functional.sign_ste(x, width)
+        (y * 3).sum().backward()
+        return y.detach(), x.grad
+
+    values = torch.randn(4, 17, 33, 40)
+    values.view(-1)[:4] = torch.tensor([0.0, -0.0, 1.0, -1.0])
+    signs, slopes = both(values)
+    monkeypatch.setattr(native, "library", None)
+    assert torch.equal(signs, both(values)[0])
+    torch.testing.assert_close(slopes, both(values)[1])
+
+
+def test_a_library_of_another_edition_is_not_used(monkeypatch):
+    monkeypatch.setattr(native, "_EDITION", -1)
+    assert native._load() is None
+
+
+@compiled
 @pytest.mark.parametrize("bits", ["1/32", "1/1", "32/32"])
 @pytest.mark.parametrize("score_grad", ["biprop", "alpha"])
 def test_a_search_step_is_the_same_without_the_library(monkeypatch, bits, score_grad):

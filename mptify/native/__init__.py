@@ -15,8 +15,9 @@ from torch import Tensor
 
 from mptify.native.build import LIBRARY
 
-__all__ = ["NO_HINT", "Hint", "can_choose", "choose", "library", "pull"]
+__all__ = ["NO_HINT", "Hint", "can_choose", "can_map", "choose", "library", "pull", "pull_sign", "sign"]
 
+_EDITION = 1
 _KINDS = {True: 0, False: 1, "weights": 2}  # gain · M ⊙ B, M ⊙ B, M ⊙ W
 _LEAST_REACH = 1 << 10  # in units of the last place: a change by 0.01 %
 
@@ -34,12 +35,17 @@ NO_HINT = Hint(0, 0)
 def _load() -> ctypes.CDLL | None:
     try:
         found = ctypes.CDLL(str(Path(__file__).with_name(LIBRARY)))
-    except OSError:
+        if found.mptify_edition() != _EDITION:
+            return None
+    except (OSError, AttributeError):
         return None
     address, count, number, bits = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint32
     found.mptify_select.restype = bits
     found.mptify_select.argtypes = [address] * 3 + [count, count, number, bits, bits, number, ctypes.POINTER(ctypes.c_float)]
-    found.mptify_pull.restype = None
+    for function in (found.mptify_pull, found.mptify_sign, found.mptify_pull_sign):
+        function.restype = None
+    found.mptify_sign.argtypes = [address] * 2 + [count, number]
+    found.mptify_pull_sign.argtypes = [address] * 3 + [count, ctypes.c_float, number]
     found.mptify_pull.argtypes = [address] * 4 + [count, ctypes.c_float, number, number]
     return found
 
@@ -56,6 +62,17 @@ def can_choose(values: Tensor, weight: Tensor) -> bool:
         and all(one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous() for one in (values, weight))
         and values.shape == weight.shape
         and 0 < values.numel() < 2**31
+    )
+
+
+def can_map(*values: Tensor) -> bool:
+    """Whether the library can go through these side by side: as `can_choose`, but in any order that they share."""
+    return (
+        library is not None
+        and not torch.compiler.is_compiling()
+        and all(type(one) is Tensor and one.device.type == "cpu" and one.dtype == torch.float32 for one in values)
+        and all(one.stride() == values[0].stride() and one.shape == values[0].shape for one in values)
+        and torch.ops.aten.is_non_overlapping_and_dense(values[0])
     )
 
 
@@ -78,4 +95,20 @@ def pull(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -
     library.mptify_pull(
         grad.data_ptr(), weight.data_ptr(), scores.data_ptr(), out.data_ptr(), grad.numel(), by, signs, torch.get_num_threads()
     )
+    return out
+
+
+def sign(x: Tensor) -> Tensor:
+    """-1 where `x < 0`, and +1 elsewhere."""
+    assert library is not None
+    out = torch.empty_like(x)
+    library.mptify_sign(x.data_ptr(), out.data_ptr(), x.numel(), torch.get_num_threads())
+    return out
+
+
+def pull_sign(grad: Tensor, x: Tensor, width: float) -> Tensor:
+    """The gradient of a sign's spline: grad · max(0, 2/t · (1 - |x|/t))."""
+    assert library is not None
+    out = torch.empty_like(x)
+    library.mptify_pull_sign(grad.data_ptr(), x.data_ptr(), out.data_ptr(), x.numel(), width, torch.get_num_threads())
     return out

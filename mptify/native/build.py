@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,6 @@ def get_build_hook() -> Any:
                 return
             build_data["artifacts"].append(f"mptify/native/{LIBRARY}")
             build_data["pure_python"] = False
-            build_data["infer_tag"] = True
+            build_data["tag"] = f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"  # any Python can load it
 
     return NativeBuildHook

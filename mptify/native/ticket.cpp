@@ -178,9 +178,24 @@ FOR_EACH_CPU void pull_signs(
   }
 }
 
+FOR_EACH_CPU void signs(const float* x, float* out, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i++) out[i] = x[i] < 0 ? -1.0f : 1.0f;
+}
+
+FOR_EACH_CPU void pull_spline(const float* grad, const float* x, float* out, int64_t begin, int64_t end, float width) {
+  const float height = 2 / width, fall = height / width;
+  for (int64_t i = begin; i < end; i++) {
+    const float slope = height - fall * float_of(magnitude(x[i]));
+    out[i] = slope > 0 ? grad[i] * slope : 0.0f;
+  }
+}
+
 }  // namespace
 
 extern "C" {
+
+// Raised when the functions below change, so that a library of an older build is not taken for this one.
+int mptify_edition() { return 1; }
 
 // Write the effective weight into `out`: of the `kept` largest |scores|, the lower index first among equals. `guess` is
 // where to look for the threshold first, as bits, and `reach` how far around it. Returns the threshold; *gain is the mean |weight| kept.
@@ -230,6 +245,15 @@ uint32_t mptify_select(
   in_parts(count, parts, [&](int, int64_t begin, int64_t end) { write(scores, weight, out, begin, end, threshold, *gain, (Kind)kind); });
   for (int32_t one : losers) out[one] = 0.0f;
   return threshold;
+}
+
+// sign(x), with sign(0) = +1, and the gradient that stands in for its own: grad * max(0, 2/t * (1 - |x|/t)), t = width.
+void mptify_sign(const float* x, float* out, int64_t count, int threads) {
+  in_parts(count, parts_for(count, threads), [&](int, int64_t begin, int64_t end) { signs(x, out, begin, end); });
+}
+
+void mptify_pull_sign(const float* grad, const float* x, float* out, int64_t count, float width, int threads) {
+  in_parts(count, parts_for(count, threads), [&](int, int64_t begin, int64_t end) { pull_spline(grad, x, out, begin, end, width); });
 }
 
 // The scores' gradient: grad * weight * by * sgn(scores), or, with `signs`, grad * sign(weight) * by * sgn(scores).
