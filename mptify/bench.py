@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import statistics
 import subprocess
 import sys
@@ -51,6 +53,7 @@ def step_ratio(
     make: Callable[[], nn.Module], network: str, bits: str, prune: float, batch: int, rounds: int, tick: Callable[[], None] = lambda: None
 ) -> StepRatio:
     """Interleave dense and ticket training steps, and compare pair by pair: the ratio is the median over the pairs."""
+    _keep_freed_memory()
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, 32, 32, generator=generator)
     labels = torch.randint(10, (batch,), generator=generator)
@@ -66,6 +69,14 @@ def step_ratio(
     theirs_ms, ours_ms = (1e3 * statistics.median(one) for one in zip(*pairs, strict=True))
     low, ratio, high = np.quantile([ours / theirs for theirs, ours in pairs], (0.25, 0.5, 0.75)).tolist()
     return StepRatio(network, bits, batch, theirs_ms, ours_ms, ratio, low, high)
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc not to give freed memory back, so that no step pays for pages again that the other one's end let go."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            libc.mallopt(setting, 1 << 30)
 
 
 def _stepper(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:

@@ -207,6 +207,23 @@ TORCHVISION = {
 }  # fmt: skip
 
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
+# torch takes a tenth of a second to compile a layer, half of that to export it.
+OVER_40_LAYERS = {
+    "coat_tiny", "csatv2", "davit_tiny", "dla46x_c", "efficientformerv2_s0", "efficientvim_m1", "ese_vovnet19b_slim_dw",
+    "fcn_resnet50", "hgnetv2_b0", "keypointrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "maxvit_pico_rw_256", "mnasnet0_5",
+    "mobilenet_v2", "mobilenet_v3_small", "mobilenetv3_small_050", "nest_tiny", "nextvit_small", "quantized_mobilenet_v2",
+    "quantized_shufflenet_v2_x0_5", "raft_small", "regnetx_002", "repvit_m1", "sam2_hiera_tiny", "selecsls42", "shufflenet_v2_x0_5",
+    "swiftformer_xs", "twins_svt_small",
+}  # fmt: skip
+# Of these, the tests neither compile nor export any: it would take them past their time.
+OVER_60_LAYERS = {
+    "convmixer_768_32", "crossvit_tiny_240", "deeplabv3_mobilenet_v3_large", "efficientnet_b0", "efficientvit_m0",
+    "fasterrcnn_mobilenet_v3_large_fpn", "focalnet_tiny_srf", "gcvit_xxtiny", "ghostnet_050", "gmlp_ti16_224", "googlenet",
+    "hardcorenas_b", "hrnet_w18_small", "iformer_t", "inception_resnet_v2", "inception_v3", "inception_v4", "legacy_xception",
+    "lowformer_b0", "lraspp_mobilenet_v3_large", "mobilenetv5_base", "mobilevit_xxs", "mvitv2_tiny", "nasnetalarge", "pnasnet5large",
+    "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v3_large", "rdnet_tiny", "regnet_y_400mf",
+    "repghostnet_050", "s3d", "ssdlite320_mobilenet_v3_large", "volo_d1_224", "xception41p",
+}  # fmt: skip
 _INPUTS = {"mvit_v1_b": (torch.randn(2, 3, 8, 32, 32),), "s3d": (torch.randn(2, 3, 16, 64, 64),)}
 _SIZES = (64, 96, 112, 128, None)
 _AT_LEAST = {"efficientvim_m1": 128, "efficientvit_m0": 128}  # below, their last attention has one token and no gradient
