@@ -211,18 +211,23 @@ TORCHVISION = {
 
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
 # torch takes a tenth of a second to compile a layer, half of that to export it.
-OVER_40_LAYERS = {
-    "coat_tiny", "davit_tiny", "dla46x_c", "efficientformerv2_s0", "efficientvim_m1", "ese_vovnet19b_slim_dw", "hardcorenas_b",
-    "hgnetv2_b0", "iformer_t", "inception_resnet_v2", "inception_v4", "maxvit_pico_rw_256", "mobilenet_v3_small", "mobilevit_xxs",
-    "mvitv2_tiny", "nextvit_small", "quantized_mobilenet_v3_large", "raft_small", "regnet_y_400mf", "regnetx_002", "repvit_m1",
-    "selecsls42", "swiftformer_xs", "twins_svt_small",
+OVER_25_LAYERS = {
+    "cpubone_nano", "csatv2", "edgenext_xx_small", "fastvit_t8", "fcn_resnet50", "fcos_resnet50_fpn", "inception_next_atto",
+    "lambda_resnet26t", "levit_128s", "lowformer_b0", "maskrcnn_resnet50_fpn", "mnasnet0_5", "mobilenet_v2", "mobilenetv3_small_050",
+    "pvt_v2_b0", "quantized_mobilenet_v2", "quantized_shufflenet_v2_x0_5", "r2plus1d_18", "res2next50", "resnest14d",
+    "retinanet_resnet50_fpn", "rexnet_100", "sam2_hiera_tiny", "shufflenet_v2_x0_5", "shvit_s1", "squeezenet1_0", "ssd300_vgg16",
+    "starnet_s050", "swinv2_tiny_window8_256", "test_nfnet", "tiny_vit_5m_224", "volo_d1_224", "xcit_nano_12_p8_224",
 }  # fmt: skip
 # Of these, the tests neither compile nor export any: it would take them past their time.
-OVER_60_LAYERS = {
-    "deeplabv3_mobilenet_v3_large", "efficientnet_b0", "efficientvit_m0", "fasterrcnn_mobilenet_v3_large_fpn", "gcvit_xxtiny",
-    "ghostnet_050", "googlenet", "hrnet_w18_small", "inception_v3", "legacy_xception", "lraspp_mobilenet_v3_large",
-    "mobilenetv5_base", "nasnetalarge", "pnasnet5large", "quantized_googlenet", "quantized_inception_v3", "rdnet_tiny",
-    "repghostnet_050", "s3d", "ssdlite320_mobilenet_v3_large", "xception41p",
+OVER_40_LAYERS = {
+    "coat_tiny", "crossvit_tiny_240", "davit_tiny", "deeplabv3_mobilenet_v3_large", "dla46x_c", "efficientformerv2_s0",
+    "efficientnet_b0", "efficientvim_m1", "efficientvit_m0", "ese_vovnet19b_slim_dw", "fasterrcnn_mobilenet_v3_large_fpn",
+    "focalnet_tiny_srf", "gcvit_xxtiny", "ghostnet_050", "googlenet", "hardcorenas_b", "hgnetv2_b0", "hrnet_w18_small", "iformer_t",
+    "inception_resnet_v2", "inception_v3", "inception_v4", "keypointrcnn_resnet50_fpn", "legacy_xception",
+    "lraspp_mobilenet_v3_large", "maxvit_pico_rw_256", "mobilenet_v3_small", "mobilenetv5_base", "mobilevit_xxs", "mvitv2_tiny",
+    "nasnetalarge", "nextvit_small", "pnasnet5large", "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v3_large",
+    "raft_small", "rdnet_tiny", "regnet_y_400mf", "regnetx_002", "repghostnet_050", "repvit_m1", "s3d", "selecsls42",
+    "ssdlite320_mobilenet_v3_large", "swiftformer_xs", "twins_svt_small", "xception41p",
 }  # fmt: skip
 _INPUTS = {"mvit_v1_b": (torch.randn(2, 3, 8, 32, 32),), "s3d": (torch.randn(2, 3, 16, 64, 64),)}
 _SIZES = (64, 96, 112, 128, None)
@@ -236,31 +241,31 @@ def build(entry, device="cpu"):
         return _build(entry, None, options, "cpu" if _needs_a_device(entry) else device)
     least = 96 if entry.source == "torchvision" and catalog.torchvision_kind(entry.name) == "detection" else _AT_LEAST.get(entry.name, 0)
     for size in [size for size in _SIZES if size is None or size >= least]:
-        for kinds in ((torch.nn.Sequential, torch.nn.ModuleList), (torch.nn.Sequential,), ()):
+        for thin in (True, False):
             try:
                 model = _build(entry, size, options, device)
-                _thin_(model, kinds)
+                if thin:
+                    _thin_(model)
                 inputs = _INPUTS[entry.name] if entry.name in _INPUTS else catalog.example_inputs(entry, model, size)
                 with torch.no_grad():
                     model.train()(*inputs)
                 return model, inputs
             except Exception:
-                if size is None and not kinds:
+                if size is None and not thin:
                     raise
     return None
 
 
-def _thin_(model, kinds):
+def _thin_(model):
     """Of blocks that follow each other and are alike, type and shapes, keep the first."""
     for part in model.modules():
-        if isinstance(part, kinds):
-            kept, last = {}, None
-            for name, child in part._modules.items():
+        if isinstance(part, torch.nn.Sequential):
+            last = None
+            for name, child in list(part._modules.items()):
                 shapes = (type(child), [(key, value.shape) for key, value in child.state_dict().items()])
-                if shapes != last or not shapes[1]:
-                    kept[str(len(kept)) if isinstance(part, torch.nn.ModuleList) else name] = child
+                if shapes == last and shapes[1]:
+                    del part._modules[name]
                 last = shapes
-            part._modules = kept
 
 
 def _needs_a_device(entry):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import mptify
 from mptify.catalog import Entry, training_loss
 from tests.nets import OneReluManyTimes, Plain, images
-from tests.representatives import ENTRIES, OVER_40_LAYERS, OVER_60_LAYERS, build
+from tests.representatives import ENTRIES, OVER_25_LAYERS, OVER_40_LAYERS, build
 from tests.surgery.test_zoo import agree, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -47,7 +47,7 @@ def test_a_compiled_model_computes_and_trains_the_same(entry, bits):
         torch.testing.assert_close(layer.scores.grad, gradients[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.name not in OVER_40_LAYERS | OVER_60_LAYERS], ids=str)
+@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.name not in OVER_25_LAYERS | OVER_40_LAYERS], ids=str)
 def test_small_families_compile(entry):
     """In 1/1, where the graph changes most."""
     model, inputs = build(entry)
@@ -56,7 +56,7 @@ def test_small_families_compile(entry):
         agree(seeded(torch.compile(ticketed, backend="eager", dynamic=False), inputs), seeded(ticketed, inputs))
 
 
-@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.name not in OVER_60_LAYERS], ids=str)
+@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.name not in OVER_40_LAYERS], ids=str)
 def test_small_families_export(entry):
     """Whatever torch can't export of the network as it was (detectors) is not asked of the ticket model either."""
     model, inputs = build(entry)
