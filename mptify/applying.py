@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 from mptify.errors import CannotConvert
 
-__all__ = ["CONTRACTIONS", "EscapedWeight", "along", "apply_weight"]
+__all__ = ["CONTRACTIONS", "PRODUCTS", "EscapedWeight", "along", "apply_weight"]
 
 CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "bilinear", "rmatmul"}  # by name, since they are methods too
 _ON_THE_WAY = {"to", "type_as", "float", "half", "bfloat16", "double", "contiguous"}  # what it stays the same weight through
 _LOOKS = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "size", "dim", "numel", "is_floating_point", "stride"}
 

@@ -82,10 +82,14 @@ def choose(
 
 def weigh(weight: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled: bool) -> Chosen:
     r"""Gain and effective weight from $M \odot B$."""
+    size = gain_of_survivors(weight, survivors, kept) if weight_bits == 1 else torch.ones((), device=weight.device)
+    return Chosen(_effective(weight, survivors, size, weight_bits, scaled), size)
+
+
+def _effective(weight: Tensor, survivors: Tensor, gain: Tensor, weight_bits: int, scaled: bool) -> Tensor:
     if weight_bits == 32:
-        return Chosen(survivors * weight.detach().abs(), torch.ones((), device=weight.device))
-    size = gain_of_survivors(weight, survivors, kept)
-    return Chosen(survivors * size if scaled else survivors, size)
+        return survivors * weight.detach().abs()
+    return survivors * gain if scaled else survivors
 
 
 def select_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
@@ -262,11 +266,8 @@ def ticket_weight(
     With `scaled=False` a 1-bit weight comes back as $M \odot B$, whose gain the caller applies to the layer's output;
     the gradient is still the one above, with respect to $W_{\mathrm{eff}} = \alpha\,M \odot B$.
     """
-    found = survivors(weight, mask)
-    if weight_bits == 1 and not scaled:
-        return attach(scores, weight, found, gain, score_grad, divide=True)
-    effective = found * (gain if weight_bits == 1 else weight.detach().abs())
-    return attach(scores, weight, effective, gain, score_grad, divide=False)
+    effective = _effective(weight, survivors(weight, mask), gain, weight_bits, scaled)
+    return attach(scores, weight, effective, gain, score_grad, divide=weight_bits == 1 and not scaled)
 
 
 def attach(scores: Tensor, weight: Tensor, effective: Tensor, gain: Tensor, score_grad: str, divide: bool) -> Tensor:

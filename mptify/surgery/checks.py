@@ -14,11 +14,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from mptify.applying import CONTRACTIONS, EscapedWeight
+from mptify.applying import CONTRACTIONS, PRODUCTS, EscapedWeight
 from mptify.layers import Ticketed
 from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.surgery import ticket_layers
 from mptify.surgery.graphs import TicketGraph
+from mptify.surgery.handlers import target_name
 from mptify.surgery.plan import plan_of
 from mptify.surgery.trainable import parameter_kinds
 
@@ -100,8 +101,7 @@ _KEEPING = {
 
 
 def _name(node: fx.Node) -> str:
-    target = node.target
-    return (target if isinstance(target, str) else getattr(target, "__name__", "")).rstrip("_")
+    return target_name(node.target).rstrip("_")
 
 
 @contextmanager
@@ -109,7 +109,8 @@ def watch_inputs(report: Callable[[Any, bool], None]) -> Iterator[None]:
     """Call `report(layer, binary)` for every conv or linear operation that runs with a ticket's weight.
 
     The operation itself is watched, so that none is missed. Zeros are forgiven where the layer was handed ±1 and padded
-    it before the operation, as timm's Conv2dSame does.
+    it before the operation, as timm's Conv2dSame does. A weight that takes part in another product first, as that of timm's
+    CondConv2d does, is reported with what its layer was handed.
     """
     made: dict[int, tuple[Any, Tensor]] = {}
     handed: dict[int, bool] = {}
@@ -138,6 +139,10 @@ def watch_inputs(report: Callable[[Any, bool], None]) -> Iterator[None]:
                     value = (args[0] if args else kwargs["input"]).detach()
                     padded = handed.pop(id(layer), False)
                     report(layer, bool(((value.abs() == 1) | (value == 0) if padded else value.abs() == 1).all()))
+            elif target_name(function).strip("_") in PRODUCTS:
+                for weight in args:
+                    if id(weight) in made and id(made[id(weight)][0]) in handed:
+                        report(made[id(weight)][0], handed[id(made[id(weight)][0])])
             elif function is F.multi_head_attention_forward:  # torch's own, which runs for 32-bit activations only
                 for layer, weight in list(made.values()):
                     if any(weight is one for one in (*args, *kwargs.values())):

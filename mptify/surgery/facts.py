@@ -74,7 +74,7 @@ def node_kind(node: fx.Node, module: nn.Module | None) -> str:
 
 
 def _name_of(node: fx.Node) -> str:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    name = handlers.target_name(node.target)
     return "getitem" if name == "__getitem__" else name.rstrip("_")
 
 
@@ -197,7 +197,7 @@ def _after_functional(node: fx.Node, root: nn.Module) -> Fact:
     """`F.linear` or `F.conv*` called on a parameter: its first dimension counts the outputs."""
     axis = -1 if node.target is F.linear else 1
     weight = argument(node, 1, "weight")
-    if not isinstance(weight, fx.Node) or weight.op != "get_attr" or "transpose" in getattr(node.target, "__name__", ""):
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr" or "transpose" in handlers.target_name(node.target):
         return Fact(axis=axis)
     owner, _, name = str(weight.target).rpartition(".")
     return Fact(getattr(root.get_submodule(owner), name).shape[0], axis)

@@ -23,7 +23,7 @@ from mptify.errors import CannotConvert
 from mptify.layers import ticket_class
 from mptify.spec import TicketSpec
 
-__all__ = ["Handler", "find", "fused_activation", "is_activation", "is_activation_function", "register"]
+__all__ = ["Handler", "find", "fused_activation", "is_activation", "is_activation_function", "register", "target_name"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,19 @@ def _standardized(layer: Any) -> Tensor:
     return F.batch_norm(flat, None, None, weight=scale, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
 
 
+@register("timm.layers.cond_conv2d.CondConv2d")
+def _mixed_conv(layer: Any) -> Handler:
+    """Several convs' weights, one to a row, which each sample mixes for itself; the ticket covers them all."""
+    return Handler(
+        inputs=layer.in_channels,
+        outputs=layer.out_channels,
+        axis=1,
+        fan_in=layer.in_channels // layer.groups * math.prod(layer.kernel_size),
+        kind=_plain_name(layer),
+        depthwise=layer.groups > 1 and layer.groups == layer.in_channels,
+    )
+
+
 def _parametrized(layer: nn.Module) -> dict[str, Any]:
     if not parametrize.is_parametrized(layer, "weight"):
         return {}
@@ -172,8 +185,12 @@ def is_activation(module: nn.Module) -> bool:
 
 def is_activation_function(target: Any) -> bool:
     """The same for a function or the name of a tensor method."""
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return _squeezed(name.removesuffix("_me")) in _ACTIVATIONS
+    return _squeezed(target_name(target).removesuffix("_me")) in _ACTIVATIONS
+
+
+def target_name(target: Any) -> str:
+    """What a node of a graph calls, by name: a method, a module or a function."""
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
 def _squeezed(name: str) -> str:

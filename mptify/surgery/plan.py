@@ -23,6 +23,7 @@ class PlannedLayer:
     kind: str
     shape: tuple[int, ...]
     kept: int
+    inputs: int  # channels that it reads
     before: str = ""
     owner: str = ""  # of a bare parameter: the module that holds it
     bare: bool = False

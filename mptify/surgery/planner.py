@@ -175,12 +175,11 @@ class _Planner:
                 layer, _, attribute = full.rpartition(".")
                 reader = self._owner_of(region, str(node.target))
                 for user in node.users:
-                    name = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
                     known = user.op == "call_function" and (user.target in CONTRACTIONS or is_opaque(user.target))
                     if layer in self.found and attribute == "bias" and gone and not known:
                         odd[layer] = "its bias is read by other code than its own"
                     elif reader is not None and self.signs and not known and not _only_looks(user) and user.op != "output":
-                        odd[reader] = f"its weight goes into {name}(), where its input can't be made ±1"
+                        odd[reader] = f"its weight goes into {handlers.target_name(user.target)}(), where its input can't be made ±1"
         return odd
 
     def _account(self, reasons: dict[str, str]) -> tuple[list[PlannedLayer], list[LeftLayer]]:
@@ -199,6 +198,7 @@ class _Planner:
                     name=name,
                     kind=weight.kind,
                     shape=tuple(weight.tensor.shape),
+                    inputs=weight.inputs,
                     kept=kept_count(weight.count, self.spec.prune_of(tied_to)),
                     before=self.before.get(name, "real values"),
                     owner=weight.owner,
@@ -388,7 +388,7 @@ def _input(node: fx.Node) -> Any:
 
 def _only_looks(node: fx.Node) -> bool:
     """Whether the user of a weight reads nothing but its type or shape."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getattr"
+    return node.op == "call_function" and handlers.target_name(node.target) == "getattr"
 
 
 def _downstream_free(nodes: list[fx.Node], targets: set[fx.Node] | None = None) -> set[fx.Node]:

@@ -87,15 +87,6 @@ def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:
     return id(module), handler.weight
 
 
-def _tensor_of(model: nn.Module, layer: PlannedLayer) -> Any:
-    if layer.bare:
-        return model.get_submodule(layer.owner)._parameters.get(layer.name.rpartition(".")[2])
-    module = model.get_submodule(layer.name)
-    handler = handlers.find(module)
-    assert handler is not None
-    return module._parameters.get(handler.weight)
-
-
 def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
     """Put ticket layers in place of the planned ones, wherever they are used; returns them by name."""
     tickets: dict[str, Any] = {}
@@ -103,11 +94,12 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
     bare: dict[str, dict[str, Any]] = {}
     for planned in plan.layers:
         if planned.bare:
-            parameter = _tensor_of(model, planned)
+            attribute = planned.name.rpartition(".")[2]
+            parameter: Any = model.get_submodule(planned.owner)._parameters[attribute]
             axis = 1 if planned.kind.startswith("F.conv") else -1
             fan_in = parameter[0].numel() if "transpose" not in planned.kind else parameter[:, 0].numel()
             ticket: Any = TicketParameter(parameter, plan.spec, name=planned.name, fan_in=fan_in, axis=axis)
-            bare.setdefault(planned.owner, {})[planned.name.rpartition(".")[2]] = ticket
+            bare.setdefault(planned.owner, {})[attribute] = ticket
         else:
             original = model.get_submodule(planned.name)
             handler = handlers.find(original)
@@ -118,8 +110,7 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
             ticket.tie_to_(tickets[planned.tied_to])
         ticket._escapes = planned.escapes
         if planned.binarizes:
-            channels = _inputs_of(ticket)
-            norm = NormBefore(channels, ticket.channel_axis)
+            norm = NormBefore(planned.inputs, ticket.channel_axis)
             like = torch.empty(0, dtype=ticket.compute_dtype, device=ticket.scores.device)
             ticket.before = nn.Sequential(make_norm(norm, plan.spec, like), Sign(plan.spec.sign_width))
         tickets[planned.name] = ticket
@@ -135,14 +126,6 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
         if plan.spec.bias == "drop" and isinstance(owner, nn.MultiheadAttention):
             owner.register_parameter("in_proj_bias", None)
     return tickets
-
-
-def _inputs_of(ticket: Any) -> int:
-    if isinstance(ticket, TicketParameter):
-        return ticket.frozen.shape[1]
-    handler = handlers.find(ticket)
-    assert handler is not None
-    return handler.inputs
 
 
 def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:

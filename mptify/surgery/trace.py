@@ -208,8 +208,7 @@ def _works_in_place(node: fx.Node, root: nn.Module) -> bool:
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
         return handlers.is_activation(module) and getattr(module, "inplace", False)
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = name.endswith("_") or node.kwargs.get("inplace") is True
+    in_place = handlers.target_name(node.target).endswith("_") or node.kwargs.get("inplace") is True
     return node.op in ("call_function", "call_method") and in_place and handlers.is_activation_function(node.target)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from mptify.applying import CONTRACTIONS
+from mptify.applying import CONTRACTIONS, PRODUCTS
 from mptify.surgery import handlers
 from mptify.surgery.facts import argument
 from mptify.surgery.trace import Region, Traced, join
@@ -79,32 +79,32 @@ def _attention_weights(name: str, module: nn.MultiheadAttention) -> Iterator[tup
             yield join(name, attribute), found
 
 
-_PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "bilinear", "rmatmul"}
-
-
 def _bare_parameters(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
-    """Parameters that a traced `forward` hands to `F.linear` or `F.conv*` itself, or multiplies in some other way."""
-    found: dict[str, FoundWeight] = {}
+    """Parameters that a traced `forward` hands to `F.linear` or `F.conv*` itself, or multiplies values with in some other way."""
+    handed: dict[str, FoundWeight] = {}
+    multiplied: dict[str, FoundWeight] = {}
     for region in traced.regions:
         for graph in region.graphs.values():
+            values = _made_of_inputs(graph)
             for node in graph.nodes:
                 if node.op == "call_function" and node.target in CONTRACTIONS:
                     weight = argument(node, 1, "weight")
                     if _is_bare(weight, region):
-                        found[join(region.path, str(weight.target))] = _handed_over(node, weight, region)
-    for region in traced.regions:
-        for graph in region.graphs.values():
-            for node in graph.nodes:
-                name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-                if node.op not in ("call_function", "call_method") or name not in _PRODUCTS:
-                    continue
-                for weight in node.all_input_nodes:
-                    full = join(region.path, str(weight.target))
-                    if _is_bare(weight, region) and full not in found and _parameter(weight, region).dim() > 1:
-                        parameter = _parameter(weight, region)
-                        obstacle = f"a parameter that {name} multiplies, not a layer"
-                        found[full] = FoundWeight(parameter, name, parameter.shape[0], -1, bare=True, obstacle=obstacle)
-    yield from found.items()
+                        handed[join(region.path, str(weight.target))] = _handed_over(node, weight, region)
+                elif node.op in ("call_function", "call_method") and handlers.target_name(node.target) in PRODUCTS and node in values:
+                    for weight in node.all_input_nodes:
+                        if _is_bare(weight, region) and _parameter(weight, region).dim() > 1:
+                            multiplied[join(region.path, str(weight.target))] = _multiplied(node, weight, region)
+    yield from (multiplied | handed).items()
+
+
+def _made_of_inputs(graph: fx.Graph) -> set[fx.Node]:
+    """The values that change from batch to batch; the others are tables."""
+    values: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" or any(one in values for one in node.all_input_nodes):
+            values.add(node)
+    return values
 
 
 def _is_bare(weight: Any, region: Region) -> bool:
@@ -119,9 +119,15 @@ def _parameter(weight: fx.Node, region: Region) -> Any:
     return region.module.get_submodule(owner)._parameters.get(attribute)
 
 
+def _multiplied(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
+    parameter, function = _parameter(weight, region), handlers.target_name(node.target)
+    obstacle = f"a parameter that {function} multiplies, not a layer"
+    return FoundWeight(parameter, function, parameter.shape[0], -1, bare=True, obstacle=obstacle)
+
+
 def _handed_over(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
     owner, _, attribute = str(weight.target).rpartition(".")
-    parameter, function = _parameter(weight, region), node.target.__name__  # type: ignore[union-attr]
+    parameter, function = _parameter(weight, region), handlers.target_name(node.target)
     axis = -1 if node.target is F.linear else 1
     if "transpose" in function:
         inputs = parameter.shape[0]

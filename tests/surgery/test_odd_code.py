@@ -35,6 +35,11 @@ def hand_over_transposed(x, weight):
     return x @ weight.t()
 
 
+@torch.fx.wrap
+def hand_over_grouped(x, weight):
+    return F.conv2d(x, weight, padding=1, groups=2)
+
+
 def vectors(count=4, size=6):
     return torch.randn(count, size, generator=torch.Generator().manual_seed(5))
 
@@ -125,6 +130,70 @@ def test_a_parameter_multiplied_without_a_layer_is_listed():
     (left,) = mptify.plan(net).left_dense
     assert (left.name, left.count) == ("matrix", 24)
     assert "matmul" in left.reason
+
+
+def test_a_table_that_is_only_looked_up_by_a_product_is_no_weight():
+    """timm's MaxViT in the Tensorflow flavour makes its position biases so."""
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(6, 6))
+            self.register_buffer("lookup", torch.eye(6))
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.b(self.a(x) + torch.einsum("ij,jk->ik", self.lookup, self.table)[: x.shape[0]])
+
+    plan = mptify.plan(Table())
+    assert [layer.name for layer in plan.layers] == ["a", "b"]
+    assert not plan.left_dense
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_convs_that_each_sample_mixes_for_itself_become_one_ticket(groups):
+    from timm.layers import CondConv2d
+
+    def forward(self, x):
+        x = self.relu(self.norm(self.a(x)))
+        return self.last(self.mixed(x, torch.sigmoid(self.route(x.mean((2, 3))))).mean((2, 3)))
+
+    net = Net(
+        forward,
+        a=conv(3, 8),
+        norm=nn.BatchNorm2d(8),
+        relu=nn.ReLU(),
+        route=nn.Linear(8, 4),
+        mixed=CondConv2d(8, 16, 3, padding=1, groups=groups, num_experts=4),
+        last=nn.Linear(16, 3),
+    )
+    plan = mptify.plan(net, bits="1/1", prune=0.5)
+    assert not plan.left_dense
+    assert next(layer for layer in plan.layers if layer.name == "mixed").depthwise == (groups == 8)
+    binary = mptify.transform(net, bits="1/1", prune=0.5)
+    ran, real = real_inputs(lambda: binary(images()))
+    assert ran == {"a", "route", "mixed", "last"}
+    assert "mixed" not in real
+    binary(images()).square().sum().backward()
+    assert binary.mixed.scores.grad.abs().sum() > 0
+    same = mptify.transform(net.eval(), bits="32/32", prune=0.0, init="keep", bias="learn")
+    torch.testing.assert_close(same(images()), net(images()), rtol=0, atol=0)
+
+
+def test_a_grouped_conv_on_a_bare_parameter_binarizes_all_of_its_input():
+    """Where the weight is used in code that can't be traced, the norm before it is the ticket's own, and as wide as the input."""
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kernel = nn.Parameter(torch.randn(8, 3, 3, 3))
+
+        def forward(self, x):
+            return hand_over_grouped(x, self.kernel) + F.conv2d(x, self.kernel, padding=1, groups=2)
+
+    net = Net(lambda self, x: self.part(self.a(x)), a=conv(3, 6), part=Part())
+    ticketed = mptify.transform(net, bits="1/1", prune=0.5)
+    assert real_inputs(lambda: ticketed(images())) == ({"a", "part.kernel"}, {"a"})
 
 
 def test_a_weight_shared_with_an_embedding_is_left_and_named():
