@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mptify.errors import CannotConvert
 
-__all__ = ["CONTRACTIONS", "PRODUCTS", "EscapedWeight", "along", "apply_weight"]
+__all__ = ["CONTRACTIONS", "PRODUCTS", "EscapedWeight", "along", "apply_to_prepared", "apply_weight"]
 
 CONTRACTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "bilinear", "rmatmul"}  # by name, since they are methods too
@@ -61,8 +61,12 @@ def apply_weight(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *arg
 
     `function` is one of torch.nn.functional's, or its name.
     """
+    return apply_to_prepared(layer, function, layer._prepare(x), bias, *args, **kwargs)
+
+
+def apply_to_prepared(layer: Any, function: Any, x: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+    """The same for an input that is binarized already, or was never to be."""
     function = getattr(F, function) if isinstance(function, str) else function
-    x = layer._prepare(x)
     weight = layer._compute_weight().to(layer.compute_dtype)
     if not layer.gain_outside:
         return function(x, weight, bias, *args, **kwargs)

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mptify import functional, randomness
 from mptify.applying import EscapedWeight, along, apply_weight
 from mptify.errors import CannotConvert
-from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
+from mptify.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.spec import TicketSpec
 from mptify.threshold import SharedThreshold
 
@@ -46,7 +46,7 @@ class Ticketed:
     activation_bits: int
     score_grad: str
     compute_dtype: torch.dtype
-    before: nn.Sequential | None
+    before: Binarize | None
     threshold: SharedThreshold | None
     training: bool
     scores: Any  # these three are parameters

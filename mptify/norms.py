@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mptify import functional
 
-__all__ = ["ChannelBatchNorm", "ScalarBatchNorm", "Sign", "TokenBatchNorm"]
+__all__ = ["Binarize", "ChannelBatchNorm", "ScalarBatchNorm", "Sign", "TokenBatchNorm"]
 
 
 class Sign(nn.Module):
@@ -23,6 +23,10 @@ class Sign(nn.Module):
 
     def extra_repr(self) -> str:
         return "" if self.width == 1 else f"width={self.width}"
+
+
+class Binarize(nn.Sequential):
+    """BatchNorm → Sign, as a layer has it that binarizes its own input."""
 
 
 class ChannelBatchNorm(nn.modules.batchnorm._BatchNorm):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mptify.applying import apply_weight
+from mptify.applying import apply_to_prepared, apply_weight
 
 __all__ = ["TicketMultiheadAttention"]
 
@@ -18,8 +18,12 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
     """Reads its projection weights from tickets.
 
     With 32-bit activations it runs torch's own attention on them. With 1-bit activations each projection's input is
-    binarized first, the attended values before the output projection included.
+    binarized first, the attended values before the output projection included. Queries, keys and values that are not one
+    tensor get a norm each, since they need not have the same statistics.
     """
+
+    key_before: Any  # a `Binarize` each, or None where the attention is to oneself
+    value_before: Any
 
     @staticmethod
     def take_over_(module: nn.MultiheadAttention, tickets: dict[str, Any]) -> None:
@@ -27,6 +31,8 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
         for attribute, ticket in tickets.items():
             del module._parameters[attribute]
             module.add_module(f"{attribute}_ticket", ticket)
+        for name in ("key_before", "value_before"):
+            module._modules.setdefault(name, None)
         module.__class__ = TicketMultiheadAttention
 
     def _weight(self, attribute: str) -> Tensor | None:
@@ -90,10 +96,14 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
                 apply_weight(getattr(self, f"{name}_proj_weight_ticket"), F.linear, one, offset)
                 for name, one, offset in zip("qkv", (query, key, value), biases, strict=True)
             ]
-        ticket = self.in_proj_weight_ticket
-        if same:
-            return list(apply_weight(ticket, F.linear, query, bias).chunk(3, dim=-1))
-        return [apply_weight(ticket, F.linear, one, bias).chunk(3, dim=-1)[i] for i, one in enumerate((query, key, value))]
+        ticket: Any = self.in_proj_weight_ticket
+        if self.key_before is None:
+            if same:
+                return list(apply_weight(ticket, F.linear, query, bias).chunk(3, dim=-1))
+            prepared = [ticket._prepare(one) for one in (query, key, value)]
+        else:
+            prepared = [ticket._prepare(query), self.key_before(key), self.value_before(value)]
+        return [apply_to_prepared(ticket, F.linear, one, bias).chunk(3, dim=-1)[i] for i, one in enumerate(prepared)]
 
     def _append(self, heads: Tensor, bias: Tensor | None) -> Tensor:
         assert bias is not None

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from mptify.applying import CONTRACTIONS, PRODUCTS, EscapedWeight
 from mptify.layers import Ticketed
-from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
+from mptify.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.surgery import ticket_layers
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.handlers import target_name
@@ -45,8 +45,8 @@ def unnormalised_signs(model: nn.Module) -> list[str]:
                         in_graphs.add(id(module))
                         if not _normalised(node.all_input_nodes[0], part):
                             bad.append(f"{path}.{node.target}".lstrip("."))
-        if isinstance(part, Ticketed) and part.before is not None:
-            norm, sign = part.before
+        if isinstance(part, Binarize):
+            norm, sign = part
             in_graphs.add(id(sign))
             if not _is_batchnorm(norm):
                 bad.append(path)

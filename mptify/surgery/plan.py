@@ -30,6 +30,7 @@ class PlannedLayer:
     tied_to: str = ""
     depthwise: bool = False
     binarizes: bool = False  # has BatchNorm -> Sign of its own, since it is called from code that can't be traced
+    separates: bool = False  # in attention: has one such pair each for queries, keys and values
     escapes: bool = False  # its weight is handed to a function, rather than the layer called
 
     @property

@@ -65,6 +65,7 @@ class _Planner:
         self.before: dict[str, str] = {}
         self.reached: set[str] = set()
         self.binarizes: set[str] = set()
+        self.separates: set[str] = set()
         self.escapes: set[str] = set()
         self.pixel_readers: set[str] = set()
         self.last: list[str] = []
@@ -206,6 +207,7 @@ class _Planner:
                     tied_to="" if tied_to == name else tied_to,
                     depthwise=weight.depthwise,
                     binarizes=name in self.binarizes,
+                    separates=name in self.separates,
                     escapes=name in self.escapes,
                 )
             )
@@ -227,6 +229,21 @@ class _Planner:
                 self.binarizes.add(name)
                 self.escapes.add(name)  # code that can't be traced may read its weight
                 self.before[name] = "BatchNorm → Sign"
+                if name == join(region.path, "in_proj_weight") and not self._attends_to_itself(region.module):
+                    self.separates.add(name)
+
+    def _attends_to_itself(self, attention: nn.Module) -> bool:
+        """Whether all who call an attention hand it one and the same value three times."""
+        calls = []
+        for region in self.traced.regions:
+            for graph in region.graphs.values():
+                nodes = [node for node in graph.nodes if node.op == "call_module"]
+                calls += [node for node in nodes if region.module.get_submodule(node.target) is attention]
+        if not calls:  # they can't be traced; of torch's own one knows
+            encoders = [part for part in self.model.modules() if isinstance(part, nn.TransformerEncoderLayer)]
+            return any(encoder.self_attn is attention for encoder in encoders)
+        inputs = [[argument(node, i, name) for i, name in enumerate(("query", "key", "value"))] for node in calls]
+        return all(query is key is value for query, key, value in inputs)
 
     def _is_classifier(self, module: nn.Module) -> bool:
         getter = getattr(self.model, "get_classifier", None)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mptify.layers import TicketParameter
-from mptify.norms import Sign
+from mptify.norms import Binarize, Sign
 from mptify.surgery import handlers
 from mptify.surgery.attention import TicketMultiheadAttention
 from mptify.surgery.edit import edited_region, make_norm
@@ -42,9 +42,10 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
             else:
                 model = graph
     _no_fast_paths_(model)
-    for layer in layers.values():
-        if layer.before is not None:
-            layer.before.train(layer.training)
+    for part in list(model.modules()):
+        for child in part.children():
+            if isinstance(child, Binarize):
+                child.train(part.training)
     if spec.init != "keep":
         reset_norms_(model)
     if spec.scope == "global":
@@ -110,9 +111,10 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
             ticket.tie_to_(tickets[planned.tied_to])
         ticket._escapes = planned.escapes
         if planned.binarizes:
-            norm = NormBefore(planned.inputs, ticket.channel_axis)
-            like = torch.empty(0, dtype=ticket.compute_dtype, device=ticket.scores.device)
-            ticket.before = nn.Sequential(make_norm(norm, plan.spec, like), Sign(plan.spec.sign_width))
+            ticket.before = _binarize(ticket, planned, plan)
+        if planned.separates:
+            attention: Any = model.get_submodule(planned.owner)
+            attention.key_before, attention.value_before = _binarize(ticket, planned, plan), _binarize(ticket, planned, plan)
         tickets[planned.name] = ticket
     _replace_everywhere_(model, swaps)
     for owner_name, parameters in bare.items():
@@ -126,6 +128,12 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
         if plan.spec.bias == "drop" and isinstance(owner, nn.MultiheadAttention):
             owner.register_parameter("in_proj_bias", None)
     return tickets
+
+
+def _binarize(ticket: Any, planned: PlannedLayer, plan: Plan) -> Binarize:
+    like = torch.empty(0, dtype=ticket.compute_dtype, device=ticket.scores.device)
+    norm = make_norm(NormBefore(planned.inputs, ticket.channel_axis), plan.spec, like)
+    return Binarize(norm, Sign(plan.spec.sign_width))
 
 
 def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:

@@ -207,6 +207,7 @@ def test_cross_attention_with_masks_equals_torchs_when_nothing_is_binarized(opti
                 ticket.before = None
         plain.out_proj.weight.copy_(null.out_proj.ticket_weight())
         null.out_proj.before = None
+        null.key_before = null.value_before = None
     query = torch.randn(3, 5, 8)
     key, value = torch.randn(3, 7, options.get("kdim", 8)), torch.randn(3, 7, options.get("vdim", 8))
     padding = torch.zeros(3, 7, dtype=torch.bool)

@@ -237,6 +237,32 @@ def test_attention_alone_is_a_model_too(bits):
     assert ticketed(x, x, x)[0].shape == x.shape
 
 
+def test_queries_keys_and_values_of_different_origin_have_norms_of_their_own():
+    """In eval() each is then normalised as it was in training; one norm for all three would mix their statistics."""
+    net = Net(
+        lambda self, x: self.attend(self.a(x), self.b(x) + 3, self.b(x) - 3)[0],
+        a=nn.Linear(6, 8),
+        b=nn.Linear(6, 8),
+        attend=nn.MultiheadAttention(8, 2, batch_first=True),
+    )
+    ticketed = mptify.transform(net, bits="1/1", prune=0.5)
+    assert unnormalised_signs(ticketed) == []
+    tokens = torch.randn(32, 10, 6, generator=torch.Generator().manual_seed(3))
+    for _ in range(60):
+        ticketed.train()(tokens)
+    seen = {name: ticketed.get_submodule(f"{name}.0.norm").running_mean for name in ("attend.key_before", "attend.value_before")}
+    read = ticketed.b(tokens).mean((0, 1)).detach()
+    torch.testing.assert_close(seen["attend.key_before"], read + 3, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(seen["attend.value_before"], read - 3, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("layer", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
+def test_attention_to_oneself_has_one_norm(layer):
+    ticketed = mptify.transform(layer(8, 2, 16), bits="1/1", prune=0.5)
+    assert "self_attn.key_before" not in dict(ticketed.named_modules())
+    assert ("multihead_attn.key_before" in dict(ticketed.named_modules())) == (layer is nn.TransformerDecoderLayer)
+
+
 def test_unbatched_attention_takes_a_padding_mask():
     ticketed = mptify.transform(nn.MultiheadAttention(8, 2), bits="1/1", prune=0.5).eval()
     x, padding = torch.randn(5, 8), torch.tensor([False, False, False, False, True])
