@@ -5,6 +5,7 @@ Rows go to a JSON-lines file as they are made, so a sweep that was interrupted g
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing as mp
 import time
@@ -114,6 +115,7 @@ def _check_runs(entry: Entry, modes: dict[str, Row]) -> None:
                 raise
     for bits, prune in MODES.items():
         row = modes[bits]
+        gc.collect()
         failed, idle = _run(model, bits, prune, inputs, row["exempt"])
         if idle:
             row["dead"] = sorted(idle & _dead_when_dense(entry, size, inputs))
@@ -243,6 +245,7 @@ class _Worker:
 def _work(pipe: Any) -> None:
     torch.set_num_threads(1)
     while True:
+        gc.collect()  # networks hang in cycles with their graphs, and Python sees no hurry in some gigabytes of tensors
         try:
             pipe.send(check_model(pipe.recv()))
         except (EOFError, KeyboardInterrupt, BrokenPipeError):

@@ -74,15 +74,15 @@ def choose(
     """
     if native.can_choose(scores, weight):
         _check_kept(scores, kept)
-        out = into if into is not None and native.can_choose(into, weight) else torch.empty(scores.shape)
+        out = into if into is not None and native.can_choose(into, weight) else torch.empty(scores.shape, dtype=torch.float32)
         value, hint = native.choose(scores.detach(), weight.detach(), out, kept, "weights" if weight_bits == 32 else scaled, hint)
-        return Chosen(out, torch.tensor(1.0 if weight_bits == 32 else value), hint)
+        return Chosen(out, torch.tensor(1.0 if weight_bits == 32 else value, dtype=torch.float32), hint)
     return weigh(weight, select_survivors(scores, weight, kept), kept, weight_bits, scaled)
 
 
 def weigh(weight: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled: bool) -> Chosen:
     r"""Gain and effective weight from $M \odot B$."""
-    size = gain_of_survivors(weight, survivors, kept) if weight_bits == 1 else torch.ones((), device=weight.device)
+    size = gain_of_survivors(weight, survivors, kept) if weight_bits == 1 else torch.ones((), dtype=torch.float32, device=weight.device)
     return Chosen(_effective(weight, survivors, size, weight_bits, scaled), size)
 
 
@@ -119,7 +119,7 @@ def _scratch(count: int) -> Tensor:
     room = getattr(_kept_for_later, "room", None)
     if room is None or room.numel() < count:
         with torch.inference_mode(False):
-            room = _kept_for_later.room = torch.empty(count)
+            room = _kept_for_later.room = torch.empty(count, dtype=torch.float32)
     return room[:count]
 
 

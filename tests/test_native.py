@@ -146,3 +146,27 @@ def test_without_a_compiler_nothing_is_built_and_nothing_breaks(tmp_path, monkey
     monkeypatch.delenv("CXX")
     assert build.build(tmp_path) is None
     assert [path.name for path in tmp_path.iterdir()] == ["ticket.cpp"]
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1", "32/32"])
+@pytest.mark.parametrize("without", [False, True])
+def test_torchs_default_type_plays_no_part(bits, without, monkeypatch):
+    """The passes write float32: into memory that was made as anything else, they would write nonsense."""
+    if without:
+        monkeypatch.setattr(native, "library", None)
+    network, x = Plain(), images()
+
+    def trained():
+        ticketed = mptify.transform(network, bits=bits, prune=0.5)
+        ticketed(x).square().sum().backward()
+        return [layer.scores.grad for layer in mptify.ticket_layers(ticketed).values()], ticketed.eval()(x)
+
+    gradients, outputs = trained()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        ours, theirs = trained()
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(outputs, theirs)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, ours, strict=True))
