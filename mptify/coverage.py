@@ -298,6 +298,7 @@ def summary(rows: list[Row]) -> dict[str, Any]:
 def markdown(rows: list[Row]) -> str:
     """The coverage page of the docs."""
     totals = summary(rows)
+    rows = sorted(rows, key=lambda row: (row["model"].startswith("timm:"), row["model"]))
     lines = [
         "# Coverage",
         "",

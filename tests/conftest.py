@@ -1,5 +1,6 @@
 """One thread per test process: the tests run in as many processes as there are cores."""
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,3 +15,18 @@ import torch
 def _known_random_state():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imports_are_no_garbage():
+    """What is there before the first test need not be looked through again by every collection."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def process_group(tmp_path_factory):
+    """A group of one process, which is what DistributedDataParallel needs to run at all."""
+    meeting = tmp_path_factory.mktemp("group") / "meeting"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

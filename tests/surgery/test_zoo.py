@@ -50,8 +50,8 @@ def agree(ours, theirs, tolerance=1e-4):
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
-def test_signs_gradients_and_copies(entry):
-    """I1, I2, I4, I5, and what of I6 needs no compiler."""
+def test_signs_gradients_and_copies(entry, process_group):
+    """I1, I2, I4, I5, and what of I6 needs no compiler. The training step is a data-parallel one."""
     model, inputs = build(entry)
     for bits, prune in MODES.items():
         ticketed = mptify.transform(model, bits=bits, prune=prune)
@@ -61,16 +61,18 @@ def test_signs_gradients_and_copies(entry):
         assert unnormalised_signs(ticketed) == []
         assert wrongly_trainable(ticketed) == []
         still(ticketed.train())
-        outputs = []
-        ran, real = real_inputs(lambda run=ticketed, into=outputs: into.append(run(*inputs)))
+        outputs, parallel = [], torch.nn.parallel.DistributedDataParallel(ticketed)
+        ran, real = real_inputs(lambda run=parallel, into=outputs: into.append(run(*inputs)))
         assert ran == {layer.tied_to or layer.name for layer in plan.layers}
         if bits == "1/1":
             assert real <= {layer.name for layer in plan.layers if layer.before in ("pixels", "pooled features")}
         training_loss(outputs.pop()).backward()
         assert {name: what for name, what in bad_gradients(ticketed).items() if (entry.name, what) != ("csatv2", "zero")} == {}
+        ticketed.zero_grad(set_to_none=True)
         if bits == "1/1":
-            ticketed.zero_grad(set_to_none=True)
             _check_copies(model, ticketed, inputs, bits, prune)
+        else:  # a sign could tip over where sums are taken in another order
+            _check_memory_format(ticketed, inputs)
 
 
 def _check_copies(model, ticketed, inputs, bits, prune):
@@ -92,6 +94,20 @@ def _check_copies(model, ticketed, inputs, bits, prune):
             assert isinstance(ticketed.get_classifier(), Ticketed)
         with torch.autocast("cpu", torch.bfloat16):
             assert all(torch.isfinite(one).all() for one in seeded(ticketed, inputs) if one.is_floating_point())
+
+
+def _check_memory_format(ticketed, inputs):
+    dims = {parameter.dim() for parameter in ticketed.parameters()} & {4, 5}
+    if len(dims) != 1:
+        return  # nothing to turn, or what torch refuses to: `Module.to` takes one format for all
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}[dims.pop()]
+    masks = {name: layer.mask.clone() for name, layer in mptify.ticket_layers(ticketed.eval()).items()}
+    with torch.no_grad():
+        expected = seeded(ticketed, inputs)
+        ticketed.to(memory_format=channels_last)
+        turned = tuple(x.to(memory_format=channels_last) if isinstance(x, torch.Tensor) else x for x in inputs)
+        agree(seeded(ticketed, turned), expected, 1e-3)
+    assert all(torch.equal(layer.mask, masks[name]) for name, layer in mptify.ticket_layers(ticketed).items())
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
