@@ -21,6 +21,8 @@ def _known_random_state():
 def _imports_are_no_garbage():
     """What is there before the first test need not be looked through again by every collection."""
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
