@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
+import lzma
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mptify.surgery import transform
+from mptify import catalog
+from mptify.functional import mask_entropy
+from mptify.surgery import ticket_layers, transform
+from mptify.ticket import load, save, ticket_of
+from mptify.ticket.format import to_bytes
 
-__all__ = ["StepRatio", "cifar_resnet18", "command_ratio", "step_ratio"]
+__all__ = ["StepRatio", "TicketSize", "TicketSpeed", "cifar_resnet18", "command_ratio", "step_ratio", "ticket_size", "ticket_speed"]
 
 
 @dataclass(frozen=True)
@@ -112,3 +120,84 @@ def command_ratio(command: list[str], imports: str, rounds: int, tick: Callable[
 
 def _quietly(command: list[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+# -- the ticket file -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TicketSize:
+    """Bytes of one ticket file, and of what else one could write. `limit` is the design's target."""
+
+    network: str
+    bits: str
+    prune: float
+    file: int
+    limit: float
+    entropy: float
+    float32: int
+    two_bits: int
+    zstd: int
+    xz: int
+    checkpoint: int
+
+
+def ticket_size(name: str, bits: str, prune: float) -> TicketSize:
+    """Sizes of the ticket that `convert` makes of a named network, statistics of one training pass included."""
+    import zstandard
+
+    entry = catalog.resolve(name)
+    with catalog.quick_init():
+        model = catalog.build(entry)
+    ticketed = transform(model, bits=bits, prune=prune).train()
+    with torch.no_grad():
+        ticketed(*catalog.example_inputs(entry, model))
+    ticket = ticket_of(ticketed.eval())
+    entropy = sum(mask_entropy(layer.mask.size, layer.kept) for layer in ticket.layers.values()) / 8
+    stored = ticket.stored_floats + len(ticket.layers)
+    packed = b"".join(np.packbits(layer.mask).tobytes() for layer in ticket.layers.values())
+    floats = 4 * sum(value.size for value in ticket.floats.values())
+    checkpoint = io.BytesIO()
+    torch.save({key: (layer.frozen, layer.scores) for key, layer in ticket_layers(ticketed).items()}, checkpoint)
+    return TicketSize(
+        network=str(entry),
+        bits=bits,
+        prune=prune,
+        file=len(to_bytes(ticket)),
+        limit=1.01 * entropy + 4 * stored + (16 << 10),
+        entropy=entropy,
+        float32=4 * ticket.count + floats,
+        two_bits=-(-ticket.count // 4) + floats,
+        zstd=len(zstandard.ZstdCompressor(level=19).compress(packed)) + floats,
+        xz=len(lzma.compress(packed)) + floats,
+        checkpoint=checkpoint.tell() + floats,
+    )
+
+
+@dataclass(frozen=True)
+class TicketSpeed:
+    """Seconds to save and load a ticket, and to build the dense network, which is part of loading (medians)."""
+
+    network: str
+    save: float
+    load: float
+    build: float
+
+
+def ticket_speed(name: str, bits: str, prune: float, rounds: int) -> TicketSpeed:
+    """Time saving and loading a named network's ticket beside building the network alone."""
+    entry = catalog.resolve(name)
+    times: dict[str, list[float]] = {"save": [], "load": [], "build": []}
+
+    def build() -> nn.Module:
+        with catalog.quick_init():
+            return catalog.build(entry)
+
+    ticketed = transform(build(), bits=bits, prune=prune).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ticket"
+        for _ in range(rounds):
+            times["save"].append(_timed(lambda: save(ticketed, path, name)))
+            times["build"].append(_timed(build))
+            times["load"].append(_timed(lambda: load(path)))
+    return TicketSpeed(str(entry), **{what: statistics.median(seconds) for what, seconds in times.items()})

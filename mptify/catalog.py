@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mptify.errors import BadSpec, UnknownModel
 
-__all__ = ["Entry", "all_entries", "build", "example_inputs", "resolve", "training_loss"]
+__all__ = ["Entry", "all_entries", "build", "example_inputs", "resolve", "tensors_in", "training_loss"]
 
 _SOURCES = ("torchvision", "timm")
 
@@ -183,21 +183,22 @@ def training_loss(output: Any) -> Tensor:
     """A number that depends on every output: each tensor in it against fixed random values."""
     total: Any = 0.0
     generator = torch.Generator().manual_seed(1)
-    for tensor in _tensors(output):
+    for tensor in tensors_in(output):
         if tensor.requires_grad:
             total = total + (tensor.float() * torch.randn(tensor.shape, generator=generator)).mean()
     return total
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Every tensor in an output, however it is nested."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, dict):
         for one in output.values():
-            yield from _tensors(one)
+            yield from tensors_in(one)
     elif isinstance(output, (list, tuple)):
         for one in output:
-            yield from _tensors(one)
+            yield from tensors_in(one)
 
 
 @contextmanager

@@ -23,3 +23,11 @@ class CannotConvert(MptifyError):
 
 class LeftDense(CannotConvert):
     """`strict=True`, and at least one conv or linear weight would have stayed dense."""
+
+
+class DamagedTicket(MptifyError, ValueError):
+    """A ticket file that is not what its writer wrote, or that no writer of ours would write."""
+
+
+class TicketMismatch(MptifyError, ValueError):
+    """A ticket and a model that don't belong together."""

@@ -9,6 +9,7 @@ With frozen weights $W$ (n of them), scores $S$ and $B = \mathrm{sign}(W)$, wher
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ from torch import Tensor
 from mptify import native
 
 __all__ = [
-    "Chosen", "choose", "gain", "kept_count", "select_mask", "select_survivors", "sign", "sign_ste", "survivors", "ticket_weight"
+    "Chosen", "choose", "gain", "kept_count", "mask_entropy", "select_mask", "select_survivors", "sign", "sign_ste", "survivors",
+    "ticket_weight",
 ]  # fmt: skip
 
 _MAGNITUDE_BITS = 0x7FFFFFFF  # of a float32: as integers, these order non-negative floats
@@ -29,6 +31,12 @@ _INFINITY_BITS = 0x7F800000
 def kept_count(count: int, prune: float) -> int:
     """How many of `count` weights survive when the fraction `prune` is removed: `max(1, n - round(n * prune))`."""
     return max(1, count - round(count * prune))
+
+
+def mask_entropy(count: int, kept: int) -> float:
+    """n·H(kept/n), in bits: what a mask takes that is known by its density alone."""
+    share = kept / max(count, 1)
+    return 0.0 if share in (0, 1) else -count * (share * math.log2(share) + (1 - share) * math.log2(1 - share))
 
 
 def select_mask(scores: Tensor, kept: int) -> Tensor:
@@ -211,10 +219,8 @@ def _times(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _accurate_sum(values: Tensor) -> Tensor:
-    """Rows of 1024 in float32, which is vectorised and good to an ulp or two, and the sum of those in float64 where there is one."""
-    wide = torch.float32 if values.device.type == "mps" else torch.float64
-    rows = values.numel() // 1024
-    return values[: rows * 1024].view(rows, 1024).sum(1).sum(dtype=wide) + values[rows * 1024 :].sum(dtype=wide)
+    """In float64 where there is one: of equal values, the mean is then exactly that value, which a loaded ticket relies on."""
+    return values.sum(dtype=torch.float32 if values.device.type == "mps" else torch.float64)
 
 
 def sign(x: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class Ticketed:
     weight_bits: int
     activation_bits: int
     score_grad: str
+    deviation: float  # of the frozen weights, where they were drawn
     compute_dtype: torch.dtype
     before: Binarize | None
     threshold: SharedThreshold | None
@@ -107,7 +108,8 @@ class Ticketed:
         self._parameters["offset"] = None
         shape, device = tuple(weight.shape), weight.device
         # A parameter, not a buffer: DistributedDataParallel sends buffers to every process again in every step.
-        self._parameters["frozen"] = nn.Parameter(_frozen(weight, spec, name, fan_in, prune), requires_grad=False)
+        self.deviation = randomness.standard_deviation(fan_in, prune)
+        self._parameters["frozen"] = nn.Parameter(_frozen(weight, spec, name, self.deviation), requires_grad=False)
         first = _on_device(lambda: randomness.scores(spec.seed, name, weight.numel(), 1 / math.sqrt(fan_in)), shape, device)
         self._parameters["scores"] = nn.Parameter(first)
         self._forget()
@@ -224,6 +226,22 @@ class Ticketed:
         self._settle(functional.weigh(self.frozen, survivors, self._kept, self.weight_bits, not self.gain_outside))
         self._mask = mask
 
+    @torch.no_grad()
+    def hold_(self, mask: Tensor, frozen: Tensor, gain: float, kept: int) -> None:
+        """Become a found ticket, in place: these `kept` survivors of these weights, whose mean magnitude is `gain`.
+
+        The scores are 1 for survivors and 0 for the rest. With 1-bit weights, all of `frozen` are ±`gain`: then the mask, the
+        gain and the effective weight that are set here are those that the scores give again, whenever they are asked.
+        """
+        self.threshold = None
+        self.kept = kept
+        self.frozen.copy_(frozen)
+        self.scores.copy_(mask)
+        weight = torch.empty_like(self.frozen) if self._chosen is None else self._chosen.weight.detach()
+        torch.mul(functional.sign(self.frozen) if self.gain_outside else self.frozen, self.scores, out=weight)
+        size = gain if self.weight_bits == 1 else 1.0
+        self._settle(functional.Chosen(weight, torch.tensor(size, dtype=torch.float32, device=self.scores.device)))
+
     def set_prune_(self, prune: float) -> None:
         """Remove another fraction from now on (a prune schedule's step)."""
         if self.threshold is not None:
@@ -328,10 +346,9 @@ def _empty_ticket(base: type, weight_name: str) -> Any:
     return cls.__new__(cls)
 
 
-def _frozen(weight: Tensor, spec: TicketSpec, name: str, fan_in: int, prune: float) -> Tensor:
+def _frozen(weight: Tensor, spec: TicketSpec, name: str, deviation: float) -> Tensor:
     if spec.init == "keep":
         return weight.detach().to(torch.float32).contiguous() + 0.0  # -0.0 becomes 0.0, whose sign is +1
-    deviation = randomness.standard_deviation(fan_in, prune)
     shape = tuple(weight.shape)
     return _on_device(lambda: randomness.frozen_weight(spec.seed, name, shape, spec.init, deviation), shape, weight.device)
 

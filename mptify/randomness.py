@@ -16,13 +16,29 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 
-__all__ = ["KAIMING_GAIN", "frozen_weight", "magnitudes", "scores", "signs", "standard_deviation"]
+__all__ = ["KAIMING_GAIN", "frozen_weight", "magnitudes", "scores", "signs", "standard_deviation", "undrawn"]
 
 KAIMING_GAIN = math.sqrt(2)  # for ReLU-like nonlinearities, as in the paper
 _LN2 = 0.6931471805599453
+
+
+_drawing: ContextVar[bool] = ContextVar("drawing", default=True)
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Inside, weights and scores are left blank: for a network whose own are about to be read from a file."""
+    token = _drawing.set(False)
+    try:
+        yield
+    finally:
+        _drawing.reset(token)
 
 
 def _words(seed: int, layer: str, purpose: str, count: int) -> np.ndarray:
@@ -46,6 +62,8 @@ def magnitudes(seed: int, layer: str, count: int) -> np.ndarray:
 
 def scores(seed: int, layer: str, count: int, bound: float) -> np.ndarray:
     """`count` scores, uniform between -bound and bound and never 0 (float32)."""
+    if not _drawing.get():
+        return np.empty(count, np.float32)
     words = _words(seed, layer, "scores", -(-count // 2))
     steps = (words.view("<u4")[:count] >> 8).astype(np.float32)
     steps += np.float32(0.5 - 2**23)
@@ -64,6 +82,8 @@ def frozen_weight(seed: int, layer: str, shape: tuple[int, ...], scheme: str, de
     `kaiming_normal`: sign times half-normal magnitude times `deviation`. `signed_constant`: sign times `deviation`.
     """
     count = math.prod(shape)
+    if not _drawing.get():
+        return np.empty(shape, np.float32)
     if scheme == "kaiming_normal":
         values = magnitudes(seed, layer, count)
         values *= np.float32(deviation)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from mptify.functional import mask_entropy
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.surgery.trainable import parameter_kinds
@@ -84,7 +85,7 @@ def report(model: nn.Module) -> Report:
     own = [layer for layer in layers if not layer.tied_to]
     trainable = _trainable(model)
     floats = _stored_floats(model)
-    mask_bits = sum(layer.count * _entropy(layer.kept / layer.count) for layer in own)
+    mask_bits = sum(mask_entropy(layer.count, layer.kept) for layer in own)
     if plan.spec.init == "keep":  # no seed brings these back: the survivors' signs, or their values
         mask_bits += plan.spec.weight_bits * sum(layer.kept for layer in own)
     return Report(
@@ -119,10 +120,6 @@ def _stored_floats(model: nn.Module) -> int:
     learned = sum(p.numel() for n, p in model.named_parameters() if p.requires_grad and kinds[n] not in ("scores", "dense"))
     statistics = sum(b.numel() for n, b in model.named_buffers() if n.endswith(("running_mean", "running_var")))
     return learned + statistics
-
-
-def _entropy(p: float) -> float:
-    return 0.0 if p in (0.0, 1.0) else -p * math.log2(p) - (1 - p) * math.log2(1 - p)
 
 
 # -- for people ---------------------------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LEVELS = [
     ["errors"],
-    ["spec"],
+    ["spec", "files"],
     ["native"],
     ["functional", "randomness"],
     ["norms", "applying", "threshold"],
     ["layers"],
     ["surgery"],
     ["catalog", "reporting", "picture", "outline"],
+    ["ticket"],
     ["coverage", "bench"],
     ["cli"],
 ]

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from mptify.cli import bench, convert, zoo
+from mptify.cli import bench, card, convert, diff, inspect, verify, zoo
 from mptify.errors import MptifyError
 
 __all__ = ["app", "main"]
@@ -20,6 +20,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command("convert")(convert.convert)
+app.command("inspect")(inspect.inspect)
+app.command("verify")(verify.verify)
+app.command("diff")(diff.diff)
+app.command("card")(card.card)
 app.command("zoo")(zoo.zoo)
 app.add_typer(bench.app, name="bench")
 

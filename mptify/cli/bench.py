@@ -68,3 +68,43 @@ def surgery(
     out.print(table)
     if convert:
         out.print(f"mptify convert resnet18: {convert[0]:.2f} s, its imports {convert[1]:.2f} s, ratio {convert[2]:.2f}")
+
+
+@app.command("ticket")
+def ticket(
+    rounds: Annotated[int, typer.Option(min=1, help="How often to save and load ResNet-50.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Size of ticket files beside their entropy and other ways to write them, and the time to save and load one."""
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from mptify import bench
+    from mptify.cli.console import console
+    from mptify.errors import MptifyError
+
+    try:
+        import zstandard  # noqa: F401
+    except ImportError:
+        raise MptifyError("The comparison with zstd needs its library: pip install zstandard.") from None
+    names = ("resnet18", "timm:mobilenetv3_large_100", "torchvision:vit_b_16", "torchvision:convnext_tiny")
+    cases = [(name, bits, prune) for name in names for bits in ("1/32", "1/1") for prune in (0.5, 0.8, 0.95)]
+    out = console()
+    sizes = []
+    with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
+        task = progress.add_task("measuring", total=len(cases) + 1)
+        for case in cases:
+            sizes.append(bench.ticket_size(*case))
+            progress.advance(task)
+        speed = bench.ticket_speed("torchvision:resnet50", "1/32", 0.8, rounds)
+    if as_json:
+        typer.echo(json.dumps({"sizes": [asdict(size) for size in sizes], "speed": asdict(speed)}, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("network", "bits", "pruned", "file", "limit", "entropy", "2 bits", "zstd -19", "xz", "float32", "weights+scores"):
+        table.add_column(column, justify="left" if column in ("network", "bits") else "right")
+    for size in sizes:
+        counts = (size.file, size.limit, size.entropy, size.two_bits, size.zstd, size.xz, size.float32, size.checkpoint)
+        table.add_row(size.network, size.bits, f"{100 * size.prune:.0f} %", *(f"{count:,.0f}" for count in counts))
+    out.print(table)
+    out.print(f"{speed.network}: saved in {speed.save:.2f} s; loaded in {speed.load:.2f} s, {speed.build:.2f} s of which build the network")

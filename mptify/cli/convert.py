@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,9 +41,15 @@ def convert(
     input_size: Annotated[int | None, typer.Option(help="Pixels of a square input, for networks built for one size.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     graph: Annotated[Path | None, typer.Option(help="Write a picture (SVG) of what was changed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the ticket, with its first mask, to this file.")] = None,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="With --out: store the survivors' signs too, so that no seed is needed.")
+    ] = False,
+    float16: Annotated[bool, typer.Option("--float16", help="With --out: store other floats in 16 bits, at a loss.")] = False,
 ) -> None:
     """Turn a torchvision or timm network into its multi-prize version and show what was done to it."""
-    from mptify.cli.console import check_writable, console, write_whole
+    from mptify.cli.console import console
+    from mptify.files import check_writable, write_whole
     from mptify.spec import make_spec
 
     settings: dict[str, Any] = {
@@ -52,8 +59,9 @@ def convert(
         "seed": seed, "strict": strict,
     }  # fmt: skip
     make_spec(settings)  # a wrong setting is told before anything is built
-    if graph is not None:
-        check_writable(graph)
+    for path in (graph, out):
+        if path is not None:
+            check_writable(path)
 
     from mptify import catalog
     from mptify.reporting import report
@@ -62,8 +70,9 @@ def convert(
     entry = catalog.resolve(model)
     if entry.shadowed and ":" not in model:
         typer.echo(f"{model}: torchvision's (timm:{model} is the other one)", err=True)
-    with catalog.quick_init() if init != "keep" else _as_it_is():
-        network = catalog.build(entry, num_classes=num_classes, in_chans=in_chans, input_size=input_size)
+    arguments = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
+    with catalog.quick_init() if init != "keep" and out is None else nullcontext():
+        network = catalog.build(entry, **arguments)
     ticketed = transform(network, **settings)
     result = report(ticketed)
     if as_json:
@@ -75,12 +84,12 @@ def convert(
 
         write_whole(graph, draw(ticketed))
         typer.echo(f"picture: {graph}", err=True)
+    if out is not None:
+        from mptify.ticket import save
 
-
-def _as_it_is() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
+        given = {name: value for name, value in arguments.items() if value is not None}
+        ticket = save(ticketed, out, str(entry), arguments=given, standalone=standalone, float16=float16)
+        typer.echo(f"ticket: {out} ({out.stat().st_size:,} bytes, sha256 {ticket.digest[:16]}…)", err=True)
 
 
 def _overrides(given: list[str]) -> dict[str, float]:

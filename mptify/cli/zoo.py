@@ -30,8 +30,9 @@ def zoo(
     An interrupted sweep goes on where it was; one bad model never stops it. The exit code is 1 if any model failed.
     """
     from mptify import catalog, coverage
-    from mptify.cli.console import check_writable, console, write_whole
+    from mptify.cli.console import console
     from mptify.errors import BadSpec
+    from mptify.files import check_writable, write_whole
 
     chosen = [entry for entry in catalog.all_entries() if pattern is None or _matches(entry, pattern)]
     if not chosen:

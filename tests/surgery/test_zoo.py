@@ -50,8 +50,8 @@ def agree(ours, theirs, tolerance=1e-4):
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
-def test_signs_gradients_and_copies(entry, process_group):
-    """I1, I2, I4, I5, and what of I6 needs no compiler. The training step is a data-parallel one."""
+def test_signs_gradients_and_copies(entry, process_group, tmp_path):
+    """I1, I2, I4, I5, what of I6 needs no compiler, and the way into a file and back. The training step is a data-parallel one."""
     model, inputs = build(entry)
     for bits, prune in MODES.items():
         ticketed = mptify.transform(model, bits=bits, prune=prune)
@@ -69,10 +69,19 @@ def test_signs_gradients_and_copies(entry, process_group):
         training_loss(outputs.pop()).backward()
         assert {name: what for name, what in bad_gradients(ticketed).items() if (entry.name, what) != ("csatv2", "zero")} == {}
         ticketed.zero_grad(set_to_none=True)
+        _check_file(model, ticketed.eval(), inputs, tmp_path / "a.ticket")
         if bits == "1/1":
             _check_copies(model, ticketed, inputs, bits, prune)
         else:  # a sign could tip over where sums are taken in another order
             _check_memory_format(ticketed, inputs)
+
+
+def _check_file(model, ticketed, inputs, path):
+    ticket = mptify.save(ticketed, path)
+    loaded = mptify.load(path, model=model)
+    assert mptify.ticket_of(loaded) == ticket
+    with torch.no_grad():
+        agree(seeded(loaded, inputs), seeded(ticketed, inputs), 0)
 
 
 def _check_copies(model, ticketed, inputs, bits, prune):

@@ -1,0 +1,34 @@
+"""`mptify card FILE`: a README.md for the Hugging Face Hub, from what the ticket says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["card"]
+
+
+def card(
+    file: Annotated[Path, typer.Argument(help="A ticket file.")],
+    out: Annotated[Path | None, typer.Option(help="Write it here instead of printing it; an existing file is left alone.")] = None,
+    license: Annotated[str, typer.Option(help="The licence to state, as the Hub spells it.")] = "apache-2.0",
+) -> None:
+    """Write a model card: the metadata header that the Hub reads, how the ticket was made, and how to load it."""
+    from mptify.errors import MptifyError
+    from mptify.files import check_writable, write_whole
+    from mptify.ticket.card import model_card
+    from mptify.ticket.store import read
+    from mptify.ticket.summary import summarize
+
+    if out is not None:
+        check_writable(out)
+        if out.exists():
+            raise MptifyError(f"{out} exists; remove it first, or name another file.")
+    text = model_card(summarize(read(file)), file.name, license)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_whole(out, text)
+        typer.echo(f"card: {out}", err=True)

@@ -1,0 +1,44 @@
+"""`mptify diff A B`: how far two tickets of one network agree."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["diff"]
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(help="A ticket file.")],
+    second: Annotated[Path, typer.Argument(help="Another, of the same network.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Compare the masks of two tickets, layer by layer. The exit code is 0 whether they differ or not."""
+    from rich.table import Table
+
+    from mptify.cli.console import console
+    from mptify.ticket.store import read
+    from mptify.ticket.summary import compare
+
+    one, other = read(first), read(second)
+    overlaps = compare(one, other)
+    if as_json:
+        typer.echo(json.dumps({"equal": one == other, "layers": [asdict(overlap) for overlap in overlaps]}, indent=1, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("layer", "kept", "and", "in both", "of the first", "by chance", "gains"):
+        table.add_column(column, justify="left" if column == "layer" else "right", overflow="fold")
+    for overlap in overlaps:
+        table.add_row(
+            overlap.name, f"{overlap.kept[0]:,}", f"{overlap.kept[1]:,}", f"{overlap.both:,}", f"{100 * overlap.share:.1f} %",
+            f"{100 * overlap.chance:.1f} %", f"{overlap.gains[0]:.4g}, {overlap.gains[1]:.4g}",
+        )  # fmt: skip
+    console().print(table)
+    both, kept = sum(overlap.both for overlap in overlaps), one.kept
+    same_seed = "the same seed" if one.spec.seed == other.spec.seed else "different seeds, so that a weight in both may differ in sign"
+    verdict = "The tickets are equal." if one == other else f"{100 * both / kept:.1f} % of the first's survivors are the second's too"
+    typer.echo(verdict if one == other else f"{verdict}; {same_seed}.")

@@ -1,0 +1,99 @@
+"""`mptify inspect FILE`: how a ticket was made, and where its bytes go."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A ticket file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the layers as CSV.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of the masks.")] = None,
+) -> None:
+    """Show how a ticket was made and, layer by layer, what survives and what it costs. Builds no network."""
+    from mptify.cli.console import console
+    from mptify.files import check_writable
+    from mptify.ticket.store import read
+    from mptify.ticket.summary import summarize
+
+    if png is not None:
+        check_writable(png)
+    ticket = read(file)
+    summary = summarize(ticket)
+    if as_json:
+        typer.echo(json.dumps(summary.as_dict(), indent=1, ensure_ascii=False))
+    elif as_csv:
+        typer.echo(_csv(summary), nl=False)
+    else:
+        console().print(_layer_table(summary), _facts(summary, file))
+    if png is not None:
+        from mptify.ticket.picture import draw_masks
+
+        draw_masks(ticket, png)
+        typer.echo(f"picture: {png}", err=True)
+
+
+def _csv(summary: Any) -> str:
+    out = io.StringIO()
+    names = ["name", "shape", "kept", "count", "sparsest_filter", "densest_filter", "coded_bytes", "entropy_bytes", "coded_as", "gain"]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    for layer in summary.layers:
+        writer.writerow("×".join(map(str, layer.shape)) if name == "shape" else getattr(layer, name) for name in names)
+    return out.getvalue()
+
+
+def _layer_table(summary: Any) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("layer", "shape", "kept", "density", "by filter", "bits/weight", "of entropy", "coded as", "gain"):
+        words = column in ("layer", "shape", "coded as")
+        table.add_column(column, justify="left" if words else "right", no_wrap=column != "layer", overflow="fold")
+    for layer in summary.layers:
+        spread = f"{100 * layer.sparsest_filter:.0f}–{100 * layer.densest_filter:.0f} %"
+        of_entropy = f"{100 * layer.coded_bytes / layer.entropy_bytes:.1f} %" if layer.entropy_bytes else "–"
+        table.add_row(
+            layer.name, "×".join(map(str, layer.shape)), f"{layer.kept:,}", f"{100 * layer.density:.1f} %", spread,
+            f"{layer.bits_per_weight:.3f}", of_entropy, layer.coded_as, f"{layer.gain:.4g}",
+        )  # fmt: skip
+    return table
+
+
+def _facts(summary: Any, file: Path) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    given = "".join(f", {key}={value}" for key, value in summary.arguments.items())
+    table.add_row("")
+    table.add_row("network", (summary.architecture or "a module of the writer's own: pass it to mptify.load") + given)
+    table.add_row("made with", _settings(summary.spec))
+    table.add_row("kept", f"{summary.kept:,} of {summary.weights:,} weights ({100 * summary.kept / summary.weights:.2f} %)")
+    share = 100 * summary.mask_bytes / summary.entropy_bytes if summary.entropy_bytes else 100.0
+    table.add_row("masks", f"{summary.mask_bytes:,} bytes, {share:.2f} % of n·H(kept/n)")
+    table.add_row("floats", f"{summary.stored_floats:,} stored, of {summary.floats:,}; computes in {summary.dtype}")
+    table.add_row("file", f"{file.stat().st_size:,} bytes; as float32 its weights took {4 * summary.weights:,}")
+    for name, value in summary.notes.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        table.add_row(name, text if len(text) < 400 else text[:400] + " …")
+    table.add_row("sha256", summary.digest)
+    return table
+
+
+def _settings(spec: dict[str, Any]) -> str:
+    from mptify.spec import TicketSpec
+
+    plain = TicketSpec.model_validate({}).model_dump(mode="json")
+    changed = {key: value for key, value in spec.items() if value != plain[key] or key in ("bits", "prune", "seed")}
+    return ", ".join(f"{key}={value}" for key, value in changed.items())

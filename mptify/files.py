@@ -1,0 +1,51 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from mptify.errors import MptifyError
+
+__all__ = ["check_writable", "write_whole"]
+
+
+def check_writable(path: Path) -> None:
+    """Raise before the work rather than after it if `path` can't be written."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise MptifyError(f"{path}: the folder {folder} does not exist.")
+    if path.is_dir():
+        raise MptifyError(f"{path} is a folder; a file name is needed.")
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise MptifyError(f"{path}: can't write there ({error.strerror}).") from None
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Write through a temporary file beside `path`: whoever reads `path`, even after a crash, finds the old file or the new one."""
+    check_writable(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's own would be for its owner alone
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise MptifyError(f"{path}: can't write there ({error.strerror}).") from None
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,7 @@
+"""The ticket file: which weights survive, in about one bit per weight."""
+
+from mptify.ticket.deck import Deck
+from mptify.ticket.format import Architecture, Ticket, TicketLayer
+from mptify.ticket.store import load, read, save, swap_, ticket_of
+
+__all__ = ["Architecture", "Deck", "Ticket", "TicketLayer", "load", "read", "save", "swap_", "ticket_of"]

@@ -1,0 +1,68 @@
+"""A model card from a ticket: the header that the Hugging Face Hub reads, and a page below it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mptify.ticket.summary import Summary
+
+__all__ = ["model_card"]
+
+
+def model_card(summary: Summary, file: str, license: str) -> str:
+    """The text of a README.md. Every figure in it comes from the ticket."""
+    return "\n".join([*_header(summary, license), *_page(summary, file)]) + "\n"
+
+
+def _header(summary: Summary, license: str) -> list[str]:
+    lines = ["---", f"license: {_yaml(license)}", "library_name: mptify", "pipeline_tag: image-classification"]
+    lines += ["tags:", *(f"- {tag}" for tag in ("mptify", "lottery-ticket", "binary-neural-network", "sparsity"))]
+    if summary.architecture is not None and summary.architecture.startswith("timm:"):
+        lines.append("- timm")
+    data, accuracy = summary.notes.get("data"), summary.notes.get("accuracy")
+    if isinstance(data, str):
+        lines += ["datasets:", f"- {_yaml(data)}"]
+    if isinstance(data, str) and isinstance(accuracy, (int, float)):
+        lines += [
+            "model-index:", f"- name: {_yaml(_title(summary))}", "  results:", "  - task:", "      type: image-classification",
+            "    dataset:",
+            f"      name: {_yaml(data)}", f"      type: {_yaml(data)}", "    metrics:", "    - type: accuracy", f"      value: {accuracy}",
+        ]  # fmt: skip
+    return [*lines, "---", ""]
+
+
+def _page(summary: Summary, file: str) -> list[str]:
+    spec, size = summary.spec, summary.file_bytes
+    notes = [
+        f"- {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}" for name, value in summary.notes.items()
+    ]
+    load = f'model = mptify.load("{file}")' if summary.architecture else f'model = mptify.load("{file}", model=YourNetwork())'
+    return [
+        f"# {_title(summary)}",
+        "",
+        f"A multi-prize ticket: of {summary.weights:,} random, never trained weights, {summary.kept:,} survive "
+        f"({100 * summary.kept / summary.weights:.1f} %); weights and activations have {spec['bits']} bits. "
+        f"The file takes {size:,} bytes, where the weights as float32 take {4 * summary.weights:,}.",
+        "",
+        "```python",
+        "import mptify",
+        "",
+        load,
+        "```",
+        "",
+        f"- network: {summary.architecture or 'a module of the author’s own'}",
+        *(f"- {name}: {value}" for name, value in summary.arguments.items()),
+        f"- settings: `{json.dumps(spec, ensure_ascii=False)}`",
+        *notes,
+        f"- sha256 of the ticket: `{summary.digest}` (`mptify verify {file}` checks it)",
+    ]
+
+
+def _title(summary: Summary) -> str:
+    name = (summary.architecture or "ticket").rpartition(":")[2]
+    return f"{name}, {summary.spec['bits']} ticket, {100 * (1 - summary.kept / summary.weights):.0f} % pruned"
+
+
+def _yaml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # every JSON string is a YAML string

@@ -1,0 +1,213 @@
+"""From a model to its ticket and back, side by side; and files, written whole or not at all.
+
+A loaded layer is an ordinary ticket layer. Its frozen weights are ± the stored gain, its scores 1 where the mask is and 0
+elsewhere: mask, gain and effective weight then come out of the usual arithmetic, to the bit, and no magnitude is drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mptify import catalog, randomness
+from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
+from mptify.files import write_whole
+from mptify.layers import Ticketed
+from mptify.surgery import ticket_layers, transform
+from mptify.surgery.plan import plan_of
+from mptify.ticket.format import Architecture, Ticket, TicketLayer, from_bytes, to_bytes
+
+__all__ = ["load", "read", "save", "swap_", "ticket_of", "write"]
+
+
+# -- model -> ticket ---------------------------------------------------------------------------------------------------------
+
+
+def ticket_of(
+    model: nn.Module,
+    *,
+    architecture: Architecture | None = None,
+    standalone: bool = False,
+    float16: bool = False,
+    notes: dict[str, Any] | None = None,
+) -> Ticket:
+    """What is left of a ticket model when its scores are thrown away.
+
+    `standalone` stores the survivors' signs although the seed could say them; `float16` halves the floats, at a loss.
+    """
+    spec = plan_of(model).spec
+    layers = {}
+    for layer in _own_layers(model).values():
+        layers[layer.ticket_name] = _ticket_layer(layer, stored=standalone or spec.init == "keep")
+    dtypes = {layer.compute_dtype for layer in _own_layers(model).values()}
+    if len(dtypes) > 1:
+        raise BadSpec(f"The model's layers compute in several types ({', '.join(map(str, dtypes))}); a ticket has one.")
+    dtype = dtypes.pop()
+    kind = np.float16 if float16 else np.float64 if dtype == torch.float64 else np.float32
+    return Ticket(
+        spec=spec,
+        layers=layers,
+        floats={name: _as_array(tensor, kind) for name, tensor in _floats(model)},
+        architecture=architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        constants=_constants(model),
+        notes=notes or {},
+    )
+
+
+def _own_layers(model: nn.Module) -> dict[str, Any]:
+    """By name, each once: tied layers share their scores with the one they are tied to."""
+    return {layer.ticket_name: layer for layer in ticket_layers(model).values()}
+
+
+def _ticket_layer(layer: Any, stored: bool) -> TicketLayer:
+    mask = layer.mask.cpu().numpy()
+    frozen = layer.frozen.detach().cpu().numpy()
+    if layer.weight_bits == 32:
+        return TicketLayer(layer.ticket_name, mask, 1.0 if stored else layer.deviation, values=frozen[mask] if stored else None)
+    signs = np.signbit(frozen[mask]) if stored else None
+    return TicketLayer(layer.ticket_name, mask, float(layer.gain), signs)
+
+
+def _as_array(tensor: Tensor, kind: Any) -> np.ndarray:
+    return tensor.detach().to(device="cpu", dtype=torch.float64 if kind is np.float64 else torch.float32).numpy().astype(kind)
+
+
+def _floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every float that the logits depend on, besides the tickets' own: learned ones, statistics, what stayed dense."""
+    seen: set[int] = set()
+    for name, tensor in _state(model):
+        if tensor.is_floating_point() and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, module in model.named_modules():
+        own = ("scores", "frozen") if isinstance(module, Ticketed) else ()
+        for store, left_out in ((module._parameters, own), (module._buffers, module._non_persistent_buffers_set)):
+            for name, tensor in store.items():
+                if tensor is not None and name not in left_out:
+                    yield f"{path}.{name}" if path else name, tensor
+
+
+def _constants(model: nn.Module) -> str:
+    """SHA-256 of the integer buffers: index tables, which come with the architecture."""
+    whole, any_of_them = hashlib.sha256(), False
+    for name, tensor in _state(model):
+        if not tensor.is_floating_point() and not name.endswith("num_batches_tracked"):
+            whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            whole.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            any_of_them = True
+    return whole.hexdigest() if any_of_them else ""
+
+
+# -- ticket -> model ---------------------------------------------------------------------------------------------------------
+
+
+def swap_(model: nn.Module, ticket: Ticket) -> nn.Module:
+    """Put a ticket into a live ticket model, in place: no tensor moves. On a mismatch nothing has changed."""
+    layers, floats = _own_layers(model), dict(_floats(model))
+    _require_match(model, ticket, layers, floats)
+    for layer in ticket_layers(model).values():
+        found = ticket.layers[layer.ticket_name]
+        layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.spec)), found.gain, found.kept)
+    with torch.no_grad():
+        for name, tensor in floats.items():
+            tensor.copy_(torch.from_numpy(ticket.floats[name].copy()))
+    return model
+
+
+def _require_match(model: nn.Module, ticket: Ticket, layers: dict[str, Any], floats: dict[str, Tensor]) -> None:
+    spec, theirs = plan_of(model).spec, ticket.spec
+    if spec.bits != theirs.bits:
+        raise TicketMismatch(f"The ticket is one of bits={theirs.bits!r}, this model one of bits={spec.bits!r}.")
+    for ours, others, what in ((layers, ticket.layers, "layer"), (floats, ticket.floats, "tensor")):
+        for name in others:
+            if name not in ours:
+                raise TicketMismatch(f"{name}: the ticket holds this {what}, and the model has none of that name.")
+        for name, one in ours.items():
+            if name not in others:
+                raise TicketMismatch(f"{name}: the model has this {what}, and the ticket holds none of that name.")
+            want, got = tuple(getattr(one, "frozen", one).shape), others[name].shape
+            if want != got:
+                raise TicketMismatch(f"{name}: the ticket holds a {what} of shape {got}, this model's has {want}.")
+    if ticket.constants != _constants(model):
+        raise TicketMismatch("The model's index tables (its integer buffers) are not those of the network that the ticket was cut from.")
+
+
+def load(path: str | Path, model: nn.Module | None = None, device: Any = "cpu") -> nn.Module:
+    """The ticket model in a file, in `eval()`.
+
+    Without `model`, the network is built by the name that the file gives, from torchvision's, timm's or mptify's own
+    registry. A `model` of yours is converted as the file says, or, where it is a ticket model already, changed in place.
+    """
+    ticket = read(path)
+    if model is None:
+        model = _build(ticket, path)
+    if not any(isinstance(part, Ticketed) for part in model.modules()):
+        settings = dict(ticket.spec) | {"scope": "layer"}  # which layer keeps how many is in the file
+        with randomness.undrawn():
+            model = transform(model, **settings)
+        plan_of(model).spec = ticket.spec
+    try:
+        swap_(model, ticket)
+    except TicketMismatch as error:
+        raise TicketMismatch(f"{error} `mptify inspect {path}` shows what the ticket was cut from.") from None
+    dtype = getattr(torch, ticket.dtype)
+    if torch.device(device).type != "cpu" or any(layer.compute_dtype != dtype for layer in ticket_layers(model).values()):
+        model.to(device=device, dtype=dtype)
+    return model.eval()
+
+
+def _build(ticket: Ticket, path: str | Path) -> nn.Module:
+    architecture = ticket.architecture
+    if architecture is None:
+        raise TicketMismatch(f"{path} holds a ticket of a model that no registry knows; pass that model: mptify.load(path, model=...).")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with catalog.quick_init(), torch.random.fork_rng(devices=[]):
+            return catalog.build(catalog.resolve(str(architecture)), **architecture.arguments)
+    finally:
+        torch.set_default_dtype(before)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------------
+
+
+def save(model: nn.Module, path: str | Path, architecture: str | None = None, **options: Any) -> Ticket:
+    """Write a ticket model's ticket to a file, and return it.
+
+    `architecture` names the dense network (`"timm:resnet18"`) and lets `load` build it; `arguments` are those it was built
+    with (`{"num_classes": 10}`). The other options are those of `ticket_of`: `standalone`, `float16`, `notes`.
+    """
+    arguments = options.pop("arguments", {})
+    built = None
+    if architecture is not None:
+        entry = catalog.resolve(architecture)
+        built = Architecture(entry.source, entry.name, dict(arguments))
+    ticket = ticket_of(model, architecture=built, **options)
+    write(ticket, path)
+    return ticket
+
+
+def read(path: str | Path) -> Ticket:
+    """The ticket in a file, without building any network."""
+    try:
+        return from_bytes(Path(path).read_bytes())
+    except OSError as error:
+        raise MptifyError(f"{path}: can't be read ({error.strerror}).") from None
+    except DamagedTicket as error:
+        raise DamagedTicket(f"{path}: {error}") from None
+
+
+def write(ticket: Ticket, path: str | Path) -> None:
+    """Write a ticket's file, whole or not at all."""
+    write_whole(Path(path), to_bytes(ticket))

@@ -1,0 +1,172 @@
+"""A second reader of ticket files, written from docs/format.md alone: NumPy and the standard library, nothing of mptify."""
+
+import hashlib
+import json
+import math
+
+import numpy as np
+
+TYPES = {"U8": "u1", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+
+
+class Refused(Exception):
+    pass
+
+
+def require(condition, text):
+    if not condition:
+        raise Refused(text)
+
+
+def read(data):
+    """{"description": ..., "masks": {name: ...}, "weights": {name: ...}, "floats": {name: ...}}"""
+    length = int.from_bytes(data[:8], "little")
+    require(length <= 2**24, "header")
+    header = json.loads(data[8 : 8 + length])
+    description = json.loads(header.pop("__metadata__")["mptify"])
+    require(description["version"] == 1, "version")
+    sections = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        sections[name] = np.frombuffer(data[8 + length + begin : 8 + length + end], TYPES[entry["dtype"]])
+    digest = hashlib.sha256()
+    plain = {key: value for key, value in description.items() if key != "sha256"}
+    plain["layers"] = [row[:4] for row in description["layers"]]
+    digest.update(json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+
+    masks, weights, floats = {}, {}, {}
+    at = signs_at = values_at = 0
+    spec = description["spec"]
+    for (name, shape, kept, origin, size), gain in zip(description["layers"], sections["gains"], strict=True):
+        coded = sections["masks"][at : at + size].tobytes()
+        at += size
+        mask = read_mask(coded, shape)
+        require(mask.sum() == kept, "survivors")
+        values = None
+        if origin == "seed":
+            negative = drawn_signs(spec["seed"], name, mask.size)[mask]
+        elif origin == "signs":
+            packed = sections["signs"][signs_at : signs_at + -(-kept // 8)]
+            signs_at += packed.size
+            negative = unpacked(packed, kept)
+        else:
+            values = sections["values"][values_at : values_at + kept]
+            values_at += kept
+            negative = np.signbit(values)
+        full = np.zeros(mask.size, np.float32)
+        if spec["bits"].startswith("1/"):
+            full[mask] = np.where(negative, -gain, gain)
+        elif values is not None:
+            full[mask] = values
+        else:
+            require(spec["init"] == "signed_constant", "this reader draws no normals")
+            full[mask] = np.where(negative, -gain, gain)
+        masks[name], weights[name] = mask.reshape(shape), full.reshape(shape)
+        for part in (packed_bits(mask), packed_bits(negative), gain.tobytes(), b"" if values is None else values.tobytes()):
+            digest.update(part)
+    require(at == sections["masks"].size, "masks")
+
+    at = 0
+    kind = {2: "<f2", 4: "<f4", 8: "<f8"}[description["float_bytes"]]
+    for name, shape, *constant in description["floats"]:
+        if constant:
+            floats[name] = np.full(shape, constant[0], kind)
+        else:
+            floats[name] = sections["floats"][at : at + math.prod(shape)].reshape(shape)
+            at += math.prod(shape)
+        digest.update(floats[name].tobytes())
+    require(digest.hexdigest() == description["sha256"], "digest")
+    return {"description": description, "masks": masks, "weights": weights, "floats": floats}
+
+
+def packed_bits(bits):
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def unpacked(packed, count):
+    bits = np.unpackbits(np.asarray(packed, np.uint8), bitorder="little")
+    require(bits.size - count in range(8) and not bits[count:].any(), "bits")
+    return bits[:count].astype(bool)
+
+
+def drawn_signs(seed, name, count):
+    key = int.from_bytes(hashlib.sha256(f"mptify 1\n{seed}\n{name}\nsigns".encode()).digest()[:16], "little")
+    words = np.random.Philox(key=key).random_raw(-(-count // 64))
+    index = np.arange(count)
+    return (words[index // 64] >> (index % 64).astype(np.uint64) & np.uint64(1)).astype(bool)
+
+
+# -- masks -----------------------------------------------------------------------------------------------------------------
+
+
+def read_mask(coded, shape):
+    count = math.prod(shape)
+    require(count <= 2**20 + 4096 * len(coded), "huge")
+    way, rest = coded[0], coded[1:]
+    if way == 0:
+        return unpacked(np.frombuffer(rest, np.uint8), count)
+    return read_classes(rest, shape, count) if way == 1 else read_adaptive(rest, count)
+
+
+def read_classes(rest, shape, count):
+    sizes = [*shape[:2], *[1] * (2 - len(shape[:2])), math.prod(shape[2:])]
+    many, rest = list(rest[:3]), rest[3:]
+    classes = []
+    for k, size in zip(many, sizes, strict=True):
+        if k == 1:
+            classes.append([0] * size)
+            continue
+        halves = [half for byte in rest[: -(-size // 2)] for half in (byte & 15, byte >> 4)]
+        rest = rest[-(-size // 2) :]
+        require(max(halves[:size]) < k and not any(halves[size:]), "classes")
+        classes.append(halves[:size])
+    cells = many[0] * many[1] * many[2]
+    densities, rest = np.frombuffer(rest[: 2 * cells], "<u2").tolist(), rest[2 * cells :]
+    of_weight = [(f * many[1] + c) * many[2] + t for f in classes[0] for c in classes[1] for t in classes[2]]
+    of_weight = np.array(of_weight)
+    coder = Coder(rest)
+    mask = np.zeros(count, bool)
+    for cell, density in enumerate(densities):
+        where = np.flatnonzero(of_weight == cell)
+        mask[where] = unpacked(coder.pop(density, -(-where.size // 8)), where.size)
+    coder.finish()
+    return mask
+
+
+def read_adaptive(rest, count):
+    rate, density, coder = rest[0], int.from_bytes(rest[1:3], "little"), Coder(rest[3:])
+    mask = np.zeros(count, bool)
+    for start in range(0, count, 2048):
+        size = min(2048, count - start)
+        block = unpacked(coder.pop(density & ~63 | 32, -(-size // 8)), size)
+        mask[start : start + size] = block
+        density = min(max(density + ((65536 * int(block.sum()) // size - density) >> rate), 1), 65535)
+    coder.finish()
+    return mask
+
+
+class Coder:
+    def __init__(self, rest):
+        self.words = np.frombuffer(rest, "<u4").tolist()
+        self.state = 0
+        self.refill()
+
+    def refill(self):
+        while self.state < 2**32 and self.words:
+            self.state = self.state << 32 | self.words.pop()
+
+    def pop(self, density, count):
+        weights = [(2**24 - 256) * density**k * (65536 - density) ** (8 - k) >> 128 for k in (bin(b).count("1") for b in range(256))]
+        weights[0 if density < 32768 else 255] += 2**24 - 256 - sum(weights)
+        starts = np.cumsum([0, *(weight + 1 for weight in weights)])
+        found = []
+        for _ in range(count):
+            number = self.state % 2**24
+            byte = int(np.searchsorted(starts, number, side="right")) - 1
+            self.state = (self.state >> 24) * (weights[byte] + 1) + number - int(starts[byte])
+            self.refill()
+            found.append(byte)
+        return found
+
+    def finish(self):
+        require(not self.state and not self.words, "coder")

@@ -1,0 +1,124 @@
+"""Masks as bytes and back, and how small they get."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mptify.errors import DamagedTicket
+from mptify.functional import mask_entropy
+from mptify.ticket import masks
+
+SHAPES = [(1,), (7,), (64, 3, 7, 7), (10, 64), (32, 1, 3, 3), (16, 8, 3), (8, 4, 3, 3, 3), (300, 500)]
+
+
+def drawn(shape, density, seed=0):
+    mask = np.random.default_rng(seed).random(shape) < density
+    mask.reshape(-1)[0] = True
+    return mask
+
+
+def there_and_back(mask):
+    blob = masks.encode(mask)
+    assert np.array_equal(masks.decode(blob, mask.shape, int(mask.sum())), mask)
+    return blob
+
+
+@given(hnp.arrays(bool, hnp.array_shapes(max_dims=5, max_side=12)))
+@settings(deadline=None)
+def test_any_mask_comes_back(mask):
+    there_and_back(mask)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.05, 0.2, 0.5, 0.8, 0.999, 1.0])
+def test_masks_of_every_density_come_back(shape, density):
+    there_and_back(drawn(shape, density))
+
+
+@pytest.mark.parametrize("density", [0.5, 0.2, 0.05])
+def test_a_mask_without_structure_costs_its_entropy(density):
+    mask = drawn((512, 512, 3, 3), density)
+    assert len(there_and_back(mask)) < 1.001 * mask_entropy(mask.size, int(mask.sum())) / 8 + 16
+
+
+@pytest.mark.parametrize(
+    ("axis", "words"),
+    [(0, "16 filter classes"), (1, "16 channel classes"), (2, "9 tap classes")],
+)
+def test_a_mask_whose_density_differs_along_an_axis_costs_less(axis, words):
+    levels = np.random.default_rng(1).beta(1, 4, (128, 128, 3, 3)).mean(axis=tuple({0, 1, 2, 3} - {axis}), keepdims=True)
+    spread = np.random.default_rng(2).permuted(np.linspace(0.02, 0.6, levels.size)).reshape(levels.shape)
+    if axis == 2:
+        spread = np.linspace(0.02, 0.6, 9).reshape(1, 1, 3, 3)
+    mask = drawn((128, 128, 3, 3), np.broadcast_to(spread, (128, 128, 3, 3)))
+    blob = there_and_back(mask)
+    assert masks.describe(blob) == words
+    assert len(blob) < 0.95 * mask_entropy(mask.size, int(mask.sum())) / 8
+
+
+def test_a_mask_whose_density_drifts_is_followed():
+    mask = drawn((1, 400_000), np.linspace(0.01, 0.6, 400_000))
+    blob = there_and_back(mask)
+    assert masks.describe(blob) == "adaptive"
+    assert len(blob) < 0.9 * mask_entropy(mask.size, int(mask.sum())) / 8
+
+
+@given(st.integers(1, 65535))
+def test_probabilities_are_whole_and_sum_up(density):
+    weights = masks.byte_weights(density)
+    assert weights.sum() == 2**24 - 256
+    assert weights.min() >= 0
+    expected = [(density / 65536) ** ones * (1 - density / 65536) ** (8 - ones) for ones in (0, 4, 8)]
+    for byte, probability in zip((0, 15, 255), expected, strict=True):
+        assert weights[byte] / 2**24 == pytest.approx(probability, abs=2e-5)
+
+
+def test_the_coder_takes_these_probabilities_as_they_are():
+    """A byte costs -log2((weight + 1) / 2^24) bits: constriction changes nothing about integers that sum to 2^24 - 256."""
+    import constriction
+
+    weights = masks.byte_weights(9000)
+    for byte in (1, 3, 37, 255):  # zeros before anything else cost nothing at all
+        coder = constriction.stream.stack.AnsCoder()
+        coder.encode_reverse(np.full(20_000, byte, np.int32), masks._model(9000))
+        bits = -math.log2((weights[byte] + 1) / 2**24)
+        assert coder.num_valid_bits() / 20_000 == pytest.approx(bits, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 3, 3), (40, 50), (9,)])
+def test_a_changed_byte_is_refused_or_changes_nothing_unseen(shape):
+    """Alone, a mask can't know that it was changed; it must decode to something with as many survivors, or be refused."""
+    mask = drawn(shape, 0.2)
+    blob, kept = masks.encode(mask), int(mask.sum())
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        changed = bytearray(blob)
+        changed[rng.integers(len(blob))] ^= 1 << rng.integers(8)
+        try:
+            found = masks.decode(bytes(changed), shape, kept)
+        except DamagedTicket:
+            continue
+        assert found.shape == shape
+        assert found.sum() == kept
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 5, 50])
+def test_a_mask_cut_short_is_refused(cut):
+    mask = drawn((64, 64), 0.2)
+    with pytest.raises(DamagedTicket):
+        masks.decode(masks.encode(mask)[:cut], mask.shape, int(mask.sum()))
+
+
+def test_a_huge_mask_in_a_few_bytes_is_refused_before_anything_is_allocated():
+    with pytest.raises(DamagedTicket, match="can't come from"):
+        masks.decode(masks.encode(drawn((64, 64), 0.2)), (1 << 20, 1 << 20), 5)
+
+
+def test_hardly_any_survivors_in_a_huge_layer_still_come_back():
+    mask = np.zeros((4096, 8192), bool)
+    mask[17, 400] = True
+    there_and_back(mask)

@@ -1,0 +1,268 @@
+"""From a model to a file and back."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mptify
+from mptify import randomness
+from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
+from mptify.ticket import store
+from tests.nets import Attention, OneReluManyTimes, Plain, TiedWeights, images
+
+
+def lived_in(net, **settings):
+    """A ticket model that is no longer what its seed made it: other scores, other statistics."""
+    ticketed = mptify.transform(net, **settings).train()
+    ticketed(images())
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in ticketed.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return ticketed.eval()
+
+
+SETTINGS = [
+    {"bits": "1/32", "prune": 0.8},
+    {"bits": "1/1", "prune": 0.75},
+    {"bits": "32/32", "prune": 0.5},
+    {"bits": "32/1", "prune": 0.5, "init": "signed_constant"},
+    {"bits": "1/1", "init": "keep", "bias": "learn", "learn_bn": True},
+    {"bits": "32/32", "init": "keep", "bias": "learn"},
+    {"bits": "1/32", "scope": "global", "prune": 0.9},
+    {"bits": "1/32", "dense": ("first", "last"), "seed": 2**40 + 1},
+    {"bits": "1/1", "prune_overrides": {"*": 0.9}, "residual": "real"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda given: ",".join(map(str, given.values())))
+@pytest.mark.parametrize("net", [Plain, OneReluManyTimes, TiedWeights], ids=lambda net: net.__name__)
+def test_a_loaded_ticket_computes_the_same_to_the_bit(net, settings, tmp_path):
+    ticketed = lived_in(net(), **settings)
+    path = tmp_path / "a.ticket"
+    ticket = mptify.save(ticketed, path)
+    loaded = mptify.load(path, model=net())
+    assert torch.equal(loaded(images()), ticketed(images()))
+    assert mptify.ticket_of(loaded) == ticket
+    for name, layer in mptify.ticket_layers(ticketed).items():
+        other = mptify.ticket_layers(loaded)[name]
+        assert torch.equal(other.mask, layer.mask)
+        assert torch.equal(other.gain, layer.gain)
+        assert torch.equal(other.ticket_weight(), layer.ticket_weight())
+    again = mptify.load(path, model=loaded)
+    assert again is loaded
+    assert torch.equal(again(images()), ticketed(images()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_type_that_a_model_computes_in_comes_back(dtype, tmp_path):
+    ticketed = lived_in(Plain(), bits="1/1").to(dtype)
+    x = images().to(dtype)
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    loaded = mptify.load(tmp_path / "a.ticket", model=Plain())
+    assert torch.equal(loaded(x), ticketed(x))
+
+
+def test_float16_halves_the_floats_and_only_them(tmp_path):
+    ticketed = lived_in(Plain(), bits="1/1", learn_bn=True)
+    full, half = (mptify.save(ticketed, tmp_path / str(small), float16=small) for small in (False, True))
+    saved = (tmp_path / "False").stat().st_size - (tmp_path / "True").stat().st_size
+    assert saved == pytest.approx(2 * full.stored_floats, abs=16)
+    torch.testing.assert_close(mptify.load(tmp_path / "True", model=Plain())(images()), ticketed(images()), rtol=0.1, atol=0.1)
+    assert all(np.array_equal(full.layers[name].mask, half.layers[name].mask) for name in full.layers)
+
+
+def test_a_standalone_ticket_needs_no_generator(tmp_path, monkeypatch):
+    ticketed = lived_in(Plain(), bits="1/1")
+    mptify.save(ticketed, tmp_path / "a.ticket", standalone=True)
+
+    def no_words(*_):
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(randomness, "_words", no_words)
+    assert torch.equal(mptify.load(tmp_path / "a.ticket", model=Plain())(images()), ticketed(images()))
+
+
+def test_loading_draws_no_magnitudes_and_no_scores(tmp_path, monkeypatch):
+    ticketed = lived_in(Plain(), bits="1/32")
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    words = randomness._words
+    purposes = []
+    monkeypatch.setattr(randomness, "_words", lambda *given: purposes.append(given[2]) or words(*given))
+    mptify.load(tmp_path / "a.ticket", model=Plain())
+    assert set(purposes) == {"signs"}
+
+
+def test_a_copy_of_a_loaded_model_is_the_same_to_the_bit(tmp_path):
+    import copy
+
+    ticketed = lived_in(OneReluManyTimes(), bits="1/1", prune=0.9)
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    loaded = mptify.load(tmp_path / "a.ticket", model=OneReluManyTimes())
+    for same in (copy.deepcopy(loaded), loaded.double().float(), loaded.train().eval()):
+        assert torch.equal(same(images()), ticketed(images()))
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:test_vit"])
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_a_named_network_comes_back_in_a_new_process_whatever_the_defaults(name, bits, tmp_path):
+    from mptify import catalog
+
+    network = catalog.build(catalog.resolve(name), num_classes=7)
+    x = torch.randn(2, 3, 160, 160, generator=torch.Generator().manual_seed(1))
+    ticketed = mptify.transform(network, bits=bits, prune=0.8).train()
+    ticketed(x)
+    mptify.save(ticketed.eval(), tmp_path / "a.ticket", name, arguments={"num_classes": 7})
+    with torch.no_grad():
+        torch.save((x, ticketed(x)), tmp_path / "expected.pt")
+    script = (
+        "import sys, torch, mptify; torch.set_num_threads(1); torch.set_default_dtype(torch.float64); torch.manual_seed(99);"
+        "x, y = torch.load(sys.argv[2]); model = mptify.load(sys.argv[1]);"
+        "assert torch.get_default_dtype() is torch.float64;"
+        "assert torch.equal(model(x), y); print('same')"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "a.ticket"), str(tmp_path / "expected.pt")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stdout == "same\n", result.stderr
+
+
+# -- what doesn't fit ----------------------------------------------------------------------------------------------------------
+
+
+class Wider(Plain):
+    def __init__(self):
+        super().__init__()
+        name, layer = next((n, m) for n, m in self.named_modules() if isinstance(m, nn.Conv2d))
+        self.set_submodule(name, nn.Conv2d(layer.in_channels, layer.out_channels, 5, padding=2, bias=layer.bias is not None))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"), [(Wider, r"shape .* this model's has"), (Attention, "none of that name"), (OneReluManyTimes, "none of that name")]
+)
+def test_a_ticket_that_fits_another_model_says_where_it_does_not(model, words, tmp_path):
+    mptify.save(lived_in(Plain(), bits="1/1"), tmp_path / "a.ticket")
+    with pytest.raises(TicketMismatch, match=words):
+        mptify.load(tmp_path / "a.ticket", model=model())
+
+
+def test_a_refused_swap_changes_nothing():
+    ticketed, other = lived_in(Plain(), bits="1/1"), mptify.ticket_of(lived_in(Plain(), bits="1/32"))
+    before = ticketed(images())
+    with pytest.raises(TicketMismatch, match="bits"):
+        mptify.swap_(ticketed, other)
+    assert torch.equal(ticketed(images()), before)
+
+
+def test_a_ticket_without_an_architecture_asks_for_the_model(tmp_path):
+    mptify.save(lived_in(Plain(), bits="1/1"), tmp_path / "a.ticket")
+    with pytest.raises(TicketMismatch, match="model="):
+        mptify.load(tmp_path / "a.ticket")
+
+
+def test_an_unknown_architecture_is_refused_when_saving(tmp_path):
+    with pytest.raises(MptifyError, match="resnet18"):
+        mptify.save(lived_in(Plain()), tmp_path / "a.ticket", "torchvision:resnet1")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["hf-hub:somebody/model", "local-dir:/tmp", "os.system", "__import__", "mptify.cli", "torch.hub.load"])
+def test_no_name_in_a_file_makes_anything_run(name, tmp_path, monkeypatch):
+    """Even where a file is signed: names are looked up in lists, and nowhere else."""
+    ticket = mptify.ticket_of(lived_in(Plain()))
+    monkeypatch.setattr(store.catalog, "build", lambda *_, **__: pytest.fail("something was built"))
+    for source in ("timm", "torchvision", "mptify"):
+        changed = mptify.Ticket(ticket.spec, ticket.layers, ticket.floats, store.Architecture(source, name))
+        store.write(changed, tmp_path / "a.ticket")
+        with pytest.raises(MptifyError):
+            mptify.load(tmp_path / "a.ticket")
+
+
+# -- swapping -------------------------------------------------------------------------------------------------------------------
+
+
+def test_tickets_are_swapped_in_place_without_new_memory():
+    one, two = lived_in(Plain(), bits="1/1"), lived_in(Plain(), bits="1/1", seed=4, prune=0.9)
+    expected = two(images())
+    places = {name: tensor.data_ptr() for name, tensor in one.state_dict().items()}
+    mptify.swap_(one, mptify.ticket_of(two))
+    assert torch.equal(one(images()), expected)
+    assert {name: tensor.data_ptr() for name, tensor in one.state_dict().items()} == places
+
+
+def test_a_deck_averages_its_members_chances():
+    models = [lived_in(Plain(), bits="1/1", seed=seed) for seed in range(3)]
+    tickets = [mptify.ticket_of(model) for model in models]
+    expected = torch.stack([model(images()).softmax(-1) for model in models]).mean(0)
+    deck = mptify.Deck(models[0], tickets).eval()
+    torch.testing.assert_close(deck(images()).exp(), expected)
+    torch.testing.assert_close(deck(images()).exp(), expected)  # whatever was dealt last
+    assert deck.size == sum(len(store.to_bytes(ticket)) for ticket in tickets)
+    with pytest.raises(BadSpec, match="at least one"):
+        mptify.Deck(models[0], [])
+
+
+# -- files ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_can_not_be_read_or_written_is_told_in_one_sentence(tmp_path):
+    ticketed = lived_in(Plain())
+    with pytest.raises(MptifyError, match="can't be read"):
+        mptify.load(tmp_path / "missing")
+    with pytest.raises(MptifyError, match="does not exist"):
+        mptify.save(ticketed, tmp_path / "no" / "such" / "folder")
+    (tmp_path / "other").write_text("hello")
+    with pytest.raises(DamagedTicket, match="other"):
+        mptify.load(tmp_path / "other")
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.ticket"
+    mptify.save(lived_in(Plain()), path)
+    old = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MptifyError, match="No space left"):
+        mptify.save(lived_in(Plain(), seed=1), path)
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+
+
+SAVER = """
+import sys, torch, mptify
+from mptify.ticket import store
+from tests.ticket.test_format import small
+tickets = [small(), small(notes={"other": "x" * 200_000})]
+store.write(tickets[0], sys.argv[1])
+print("ready", flush=True)
+while True:
+    for ticket in tickets:
+        store.write(ticket, sys.argv[1])
+"""
+
+
+def test_a_saver_killed_at_any_moment_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "a.ticket"
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, cwd=os.getcwd())
+        process.stdout.readline()
+        for _ in range(8):
+            time.sleep(rng.random() / 50)
+            seen.add(store.read(path).digest)  # while it is being replaced
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        seen.add(store.read(path).digest)
+    assert len(seen) == 2
