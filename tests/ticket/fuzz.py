@@ -8,6 +8,7 @@ the rest holds all the same. Prints the number of files and of refusals; anythin
 import argparse
 import json
 import resource
+import tempfile
 import time
 from pathlib import Path
 
@@ -194,7 +195,7 @@ def main():
         try:
             refused += check(changed, ticket, mutate is signed_again)
         except BaseException:
-            Path("fuzz_failure.bin").write_bytes(changed)
+            (Path(tempfile.gettempdir()) / "mptify_fuzz_failure.bin").write_bytes(changed)
             raise
     print(f"{given.files} files, {refused} refused, the others unchanged or signed again")
 
