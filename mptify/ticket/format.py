@@ -22,6 +22,7 @@ __all__ = ["Architecture", "Ticket", "TicketLayer", "from_bytes", "to_bytes"]
 
 KEY, VERSION = "mptify", 1
 MOST_HEADER = 1 << 24  # bytes of JSON; the largest network there is needs a hundredth of it
+MOST_DESCRIBED = 1 << 24  # numbers in tensors that are full of one, in all
 MOST_DIMENSIONS, MOST_SIZE, MOST_NAME = 8, 1 << 31, 512
 SECTIONS = {
     "masks": ("uint8",),
@@ -372,12 +373,14 @@ def _read_floats(rows: Any, itemsize: Any, sections: dict[str, _Section]) -> dic
     if section and section.dtype != kind:
         raise DamagedTicket("The file's floats are of another type than it says.")
     floats: dict[str, np.ndarray] = {}
+    described = 0
     for row in _expect(rows, list, lambda rows: True, "a list of floats"):
         _expect(row, list, lambda row: len(row) in (2, 3), "a tensor's name and shape")
         name, shape = _read_name(row[0], floats), _read_shape(row[1])
         if len(row) == 3:
             _expect(row[2], float, math.isfinite, "a number")
-            if math.prod(shape) > 1 << 24:
+            described += math.prod(shape)
+            if described > MOST_DESCRIBED:
                 raise DamagedTicket(f"{name}: the file describes more equal numbers than any network has.")
             with np.errstate(over="ignore"):
                 floats[name] = np.full(shape, row[2], kind)

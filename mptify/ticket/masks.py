@@ -25,7 +25,7 @@ __all__ = ["WEIGHTS_PER_BYTE", "byte_weights", "decode", "describe", "encode"]
 RAW, CLASSES, ADAPTIVE = 0, 1, 2
 BLOCK = 2048  # weights that the adaptive model codes at one density
 MOST_CLASSES = 16  # per axis
-WEIGHTS_PER_BYTE = 4096  # at most so many weights, beyond the first 2^20, hang on one coded byte
+WEIGHTS_PER_BYTE = 1024  # at most so many hang on one coded byte, so that a small file can't ask for much memory
 _FREE = (1 << 24) - 256  # of 2^24, each of 256 bytes has one for sure
 _ONES = np.array([bin(byte).count("1") for byte in range(256)])
 
@@ -66,7 +66,9 @@ def encode(mask: np.ndarray) -> bytes:
     plans[1] = replace(plans[1], size=1.001 * plans[1].size + 8)  # it takes longer to read: a few bytes are not worth it
     best = min(plans, key=lambda plan: plan.size)
     coded = best.encode() if best.size < len(raw) else raw
-    return coded if len(coded) < len(raw) and bits.size <= _most_weights(len(coded)) else raw
+    missing = -(-bits.size // WEIGHTS_PER_BYTE) - len(coded)
+    coded += bytes(-(-max(missing, 0) // 4) * 4)  # whole words of zeros, which no coder ends in by itself
+    return coded if len(coded) < len(raw) else raw
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class _Plan:
 def decode(blob: bytes, shape: Sequence[int], kept: int) -> np.ndarray:
     """The mask back, or `DamagedTicket`: every byte must be used, and exactly `kept` weights survive."""
     count = math.prod(shape)
-    if not blob or count > _most_weights(len(blob)):
+    if count > WEIGHTS_PER_BYTE * len(blob):
         raise DamagedTicket(f"a mask of {count:,} weights can't come from {len(blob):,} bytes")
     body = memoryview(blob)[1:]
     if blob[0] == RAW:
@@ -106,10 +108,6 @@ def describe(blob: bytes) -> str:
     return " × ".join(names) + " classes" if names else "one density"
 
 
-def _most_weights(coded: int) -> int:
-    return (1 << 20) + WEIGHTS_PER_BYTE * coded
-
-
 def _unpack(packed: np.ndarray, count: int) -> np.ndarray:
     """Bits from bytes that must hold exactly these, with zeros behind them."""
     if packed.size != -(-count // 8) or (count % 8 and packed[-1] >> count % 8):
@@ -125,7 +123,8 @@ def _coder(words: memoryview) -> constriction.stream.stack.AnsCoder:
     if len(words) % 4:
         raise DamagedTicket("a mask's coded words are cut short")
     try:
-        return constriction.stream.stack.AnsCoder(np.frombuffer(words, "<u4").astype(np.uint32))
+        values = np.trim_zeros(np.frombuffer(words, "<u4").astype(np.uint32), "b")  # without the filler
+        return constriction.stream.stack.AnsCoder(values)
     except ValueError as error:
         raise DamagedTicket("a mask's coded words end in a way that no encoder leaves them") from error
 

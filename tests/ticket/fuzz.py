@@ -150,7 +150,7 @@ def bomb(data, rng):
     header, body = parts(data)
     description = json.loads(header["__metadata__"]["mptify"])
     layer = description["layers"][0]
-    layer[1] = [int(rng.integers(1, 2**31)), int(rng.integers(1, 2**12))] if rng.random() < 0.5 else [(1 << 20) + 4096 * layer[4]]
+    layer[1] = [int(rng.integers(1, 2**31)), int(rng.integers(1, 2**12))] if rng.random() < 0.5 else [1024 * layer[4]]
     layer[2] = 1
     begin = header["masks"]["data_offsets"][0]
     blob = bytes([1, 1, 1, 1, 1, 0]) + bytes(max(0, layer[4] - 6))
@@ -158,7 +158,19 @@ def bomb(data, rng):
     return whole(header, body[:begin] + blob[: layer[4]] + body[begin + layer[4] :])
 
 
-MUTATORS = [flipped, cut, longer, overwritten, swapped, digits, container, described, signed_again, bomb]
+def many(data, rng):
+    """Thousands of layers or tensors, each of which could pass alone."""
+    header, body = parts(data)
+    description = json.loads(header["__metadata__"]["mptify"])
+    if rng.random() < 0.5:
+        description["floats"] = [[f"a{number}", [1 << 22], 1.0] for number in range(2000)]
+    else:
+        description["layers"] = [[f"a{number}", [1 << 20], 1, "seed", 2] for number in range(2000)]
+    header["__metadata__"]["mptify"] = json.dumps(description)
+    return whole(header, body)
+
+
+MUTATORS = [flipped, cut, longer, overwritten, swapped, digits, container, described, signed_again, bomb, many]
 
 
 def check(data, original, may_differ):

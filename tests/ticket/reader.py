@@ -101,7 +101,7 @@ def drawn_signs(seed, name, count):
 
 def read_mask(coded, shape):
     count = math.prod(shape)
-    require(count <= 2**20 + 4096 * len(coded), "huge")
+    require(count <= 1024 * len(coded), "huge")
     way, rest = coded[0], coded[1:]
     if way == 0:
         return unpacked(np.frombuffer(rest, np.uint8), count)
@@ -148,6 +148,8 @@ def read_adaptive(rest, count):
 class Coder:
     def __init__(self, rest):
         self.words = np.frombuffer(rest, "<u4").tolist()
+        while self.words and not self.words[-1]:
+            self.words.pop()
         self.state = 0
         self.refill()
 
