@@ -19,6 +19,8 @@ def check_writable(path: Path) -> None:
         raise MptifyError(f"{path}: the folder {folder} does not exist.")
     if path.is_dir():
         raise MptifyError(f"{path} is a folder; a file name is needed.")
+    if path.exists() and not path.is_file():
+        raise MptifyError(f"{path} is no ordinary file.")
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
@@ -28,8 +30,9 @@ def check_writable(path: Path) -> None:
 
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write through a temporary file beside `path`: whoever reads `path`, even after a crash, finds the old file or the new one."""
+    path = path.resolve()  # through a link, what it points to is written
     check_writable(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mptify-", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)

@@ -121,7 +121,7 @@ class Ticketed:
         """Share the weights and scores of another ticket layer, as the original layers shared one parameter."""
         self._parameters["scores"] = other.scores
         self._parameters["frozen"] = other.frozen
-        self.ticket_name, self.kept = other.ticket_name, other.kept
+        self.ticket_name, self.kept, self.deviation = other.ticket_name, other.kept, other.deviation
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -226,12 +226,14 @@ class Ticketed:
         self._settle(functional.weigh(self.frozen, survivors, self._kept, self.weight_bits, not self.gain_outside))
         self._mask = mask
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def hold_(self, mask: Tensor, frozen: Tensor, gain: float, kept: int) -> None:
         """Become a found ticket, in place: these `kept` survivors of these weights, whose mean magnitude is `gain`.
 
         The scores are 1 for survivors and 0 for the rest. With 1-bit weights, all of `frozen` are ±`gain`: then the mask, the
         gain and the effective weight that are set here are those that the scores give again, whenever they are asked.
+        A threshold shared with other layers is given up.
         """
         self.threshold = None
         self.kept = kept

@@ -63,6 +63,8 @@ def convert(
         if path is not None:
             check_writable(path)
 
+    import torch
+
     from mptify import catalog
     from mptify.reporting import report
     from mptify.surgery import transform
@@ -71,7 +73,8 @@ def convert(
     if entry.shadowed and ":" not in model:
         typer.echo(f"{model}: torchvision's (timm:{model} is the other one)", err=True)
     arguments = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
-    with catalog.quick_init() if init != "keep" and out is None else nullcontext():
+    with catalog.quick_init() if init != "keep" and out is None else nullcontext(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # of what surgery leaves alone, such as position embeddings
         network = catalog.build(entry, **arguments)
     ticketed = transform(network, **settings)
     result = report(ticketed)

@@ -19,6 +19,7 @@ def diff(
 ) -> None:
     """Compare the masks of two tickets, layer by layer. The exit code is 0 whether they differ or not."""
     from rich.table import Table
+    from rich.text import Text
 
     from mptify.cli.console import console
     from mptify.ticket.store import read
@@ -34,7 +35,7 @@ def diff(
         table.add_column(column, justify="left" if column == "layer" else "right", overflow="fold")
     for overlap in overlaps:
         table.add_row(
-            overlap.name, f"{overlap.kept[0]:,}", f"{overlap.kept[1]:,}", f"{overlap.both:,}", f"{100 * overlap.share:.1f} %",
+            Text(overlap.name), f"{overlap.kept[0]:,}", f"{overlap.kept[1]:,}", f"{overlap.both:,}", f"{100 * overlap.share:.1f} %",
             f"{100 * overlap.chance:.1f} %", f"{overlap.gains[0]:.4g}, {overlap.gains[1]:.4g}",
         )  # fmt: skip
     console().print(table)

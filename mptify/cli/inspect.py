@@ -54,6 +54,7 @@ def _csv(summary: Any) -> str:
 
 def _layer_table(summary: Any) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("layer", "shape", "kept", "density", "by filter", "bits/weight", "of entropy", "coded as", "gain"):
@@ -63,7 +64,7 @@ def _layer_table(summary: Any) -> Any:
         spread = f"{100 * layer.sparsest_filter:.0f}–{100 * layer.densest_filter:.0f} %"
         of_entropy = f"{100 * layer.coded_bytes / layer.entropy_bytes:.1f} %" if layer.entropy_bytes else "–"
         table.add_row(
-            layer.name, "×".join(map(str, layer.shape)), f"{layer.kept:,}", f"{100 * layer.density:.1f} %", spread,
+            Text(layer.name), "×".join(map(str, layer.shape)), f"{layer.kept:,}", f"{100 * layer.density:.1f} %", spread,
             f"{layer.bits_per_weight:.3f}", of_entropy, layer.coded_as, f"{layer.gain:.4g}",
         )  # fmt: skip
     return table
@@ -71,6 +72,7 @@ def _layer_table(summary: Any) -> Any:
 
 def _facts(summary: Any, file: Path) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -86,7 +88,8 @@ def _facts(summary: Any, file: Path) -> Any:
     table.add_row("file", f"{file.stat().st_size:,} bytes; as float32 its weights took {4 * summary.weights:,}")
     for name, value in summary.notes.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        table.add_row(name, text if len(text) < 400 else text[:400] + " …")
+        shown = "".join(one if one.isprintable() else "�" for one in (text if len(text) < 400 else text[:400] + " …"))
+        table.add_row(Text(repr(name)[1:-1]), Text(shown))
     table.add_row("sha256", summary.digest)
     return table
 

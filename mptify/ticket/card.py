@@ -37,11 +37,12 @@ def _page(summary: Summary, file: str) -> list[str]:
     notes = [
         f"- {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}" for name, value in summary.notes.items()
     ]
+    origin = "given" if spec["init"] == "keep" else "random, never trained"
     load = f'model = mptify.load("{file}")' if summary.architecture else f'model = mptify.load("{file}", model=YourNetwork())'
     return [
         f"# {_title(summary)}",
         "",
-        f"A multi-prize ticket: of {summary.weights:,} random, never trained weights, {summary.kept:,} survive "
+        f"A multi-prize ticket: of {summary.weights:,} {origin} weights, {summary.kept:,} survive "
         f"({100 * summary.kept / summary.weights:.1f} %); weights and activations have {spec['bits']} bits. "
         f"The file takes {size:,} bytes, where the weights as float32 take {4 * summary.weights:,}.",
         "",

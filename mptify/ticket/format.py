@@ -22,7 +22,9 @@ __all__ = ["Architecture", "Ticket", "TicketLayer", "from_bytes", "to_bytes"]
 
 KEY, VERSION = "mptify", 1
 MOST_HEADER = 1 << 24  # bytes of JSON; the largest network there is needs a hundredth of it
-MOST_DESCRIBED = 1 << 24  # numbers in tensors that are full of one, in all
+MOST_CONSTANT, MOST_DESCRIBED = 1 << 20, 1 << 24  # numbers in a tensor that is full of one, and in all of these
+MOST_WEIGHTS, WEIGHTS_PER_BYTE = 1 << 26, 256  # in all: so many, and so many more for each byte of the file
+_MOST_ARGUMENT = {"num_classes": 1 << 17, "in_chans": 1 << 10, "input_size": 1 << 12}
 MOST_DIMENSIONS, MOST_SIZE, MOST_NAME = 8, 1 << 31, 512
 SECTIONS = {
     "masks": ("uint8",),
@@ -134,7 +136,7 @@ class Ticket:
 
 def to_bytes(ticket: Ticket) -> bytes:
     """The file, the same bytes for the same ticket."""
-    _check_whole(ticket)
+    _check_arrays(ticket)
     blobs = [masks.encode(layer.mask) for layer in ticket.layers.values()]
     sections = {
         "masks": np.frombuffer(b"".join(blobs), np.uint8),
@@ -146,10 +148,15 @@ def to_bytes(ticket: Ticket) -> bytes:
     description = _description(ticket)
     description["layers"] = [[*row, len(blob)] for row, blob in zip(description["layers"], blobs, strict=True)]
     description["sha256"] = ticket.digest
-    return safetensors.numpy.save({name: value for name, value in sections.items() if value.size}, {KEY: _json(description)})
+    data = safetensors.numpy.save({name: value for name, value in sections.items() if value.size}, {KEY: _json(description)})
+    try:
+        from_bytes(data)
+    except DamagedTicket as error:
+        raise BadSpec(f"This ticket can't be written, since no reader would take it: {error}") from None
+    return data
 
 
-def _check_whole(ticket: Ticket) -> None:
+def _check_arrays(ticket: Ticket) -> None:
     for layer in ticket.layers.values():
         if not (math.isfinite(layer.gain) and layer.gain >= 0):
             raise BadSpec(f"{layer.name}: its gain is {layer.gain}, and a ticket's gains are finite.")
@@ -172,7 +179,7 @@ def _joined_signs(ticket: Ticket) -> np.ndarray:
 
 def _constant(value: np.ndarray) -> float | None:
     """The one number that a tensor is full of, which then stands for it in the description."""
-    if not value.size or (value.tobytes() != value.reshape(-1)[:1].tobytes() * value.size):
+    if not 0 < value.size <= MOST_CONSTANT or (value.tobytes() != value.reshape(-1)[:1].tobytes() * value.size):
         return None
     number = float(value.reshape(-1)[0])
     return number if math.isfinite(number) else None
@@ -188,7 +195,7 @@ def _description(ticket: Ticket) -> dict[str, Any]:
     built = ticket.architecture
     return {
         "version": VERSION,
-        "spec": json.loads(ticket.spec.model_dump_json()),
+        "spec": _plain_spec(ticket.spec),
         "architecture": None if built is None else {"source": built.source, "name": built.name, "arguments": built.arguments},
         "dtype": ticket.dtype,
         "layers": [[layer.name, list(layer.shape), layer.kept, _origin(layer)] for layer in ticket.layers.values()],
@@ -197,6 +204,11 @@ def _description(ticket: Ticket) -> dict[str, Any]:
         "constants": ticket.constants,
         "notes": ticket.notes,
     }
+
+
+def _plain_spec(spec: TicketSpec) -> dict[str, Any]:
+    plain = json.loads(spec.model_dump_json())
+    return plain | {"prune_overrides": [list(pair) for pair in plain["prune_overrides"].items()]}  # whose order matters
 
 
 def _origin(layer: TicketLayer) -> str:
@@ -229,9 +241,10 @@ def from_bytes(data: bytes) -> Ticket:
     """The ticket in a file, or `DamagedTicket`: nothing is half-used."""
     description = _read_description(data)
     sections = _read_sections(data)
+    spec = _read_spec(description["spec"])
     ticket = Ticket(
-        spec=_read_spec(description["spec"]),
-        layers=_read_layers(description["layers"], sections),
+        spec=spec,
+        layers=_read_layers(description["layers"], sections, spec, MOST_WEIGHTS + WEIGHTS_PER_BYTE * len(data)),
         floats=_read_floats(description["floats"], description["float_bytes"], sections),
         architecture=_read_architecture(description["architecture"]),
         dtype=_expect(description["dtype"], str, lambda dtype: dtype in _DTYPES, "a type of floats"),
@@ -240,7 +253,10 @@ def from_bytes(data: bytes) -> Ticket:
     )
     if any(sections.values()):
         raise DamagedTicket("The file holds more than it describes.")
-    if description["sha256"] != _digest(_without_lengths(description), ticket):
+    plain = _without_lengths(description)
+    if _json(plain) != _json(_description(ticket)):
+        raise DamagedTicket("The file's description is not written as plainly as it could be.")
+    if description["sha256"] != _digest(plain, ticket):
         raise DamagedTicket("The file is damaged: what it holds is not what was written (its SHA-256 differs).")
     return ticket
 
@@ -322,35 +338,41 @@ def _expect(value: Any, kind: type, holds: Any, what: str) -> Any:
 
 
 def _read_spec(value: Any) -> TicketSpec:
+    _expect(value, dict, lambda value: isinstance(value.get("prune_overrides"), list), "settings")
+    pairs = [
+        _expect(pair, list, lambda pair: len(pair) == 2 and isinstance(pair[0], str), "a pattern") for pair in value["prune_overrides"]
+    ]
     try:
-        spec = make_spec(_expect(value, dict, lambda value: True, "settings"))
+        return make_spec(value | {"prune_overrides": dict(pairs)})
     except BadSpec as error:
         raise DamagedTicket(f"The file's settings mean nothing: {error}") from None
-    _expect(value, dict, lambda value: value == json.loads(spec.model_dump_json()), "all settings, plainly written,")
-    return spec
 
 
 def _read_name(value: Any, taken: Mapping[str, Any]) -> str:
-    return _expect(value, str, lambda name: 0 < len(name) <= MOST_NAME and name not in taken, "a new name")
+    return _expect(value, str, lambda name: len(name) <= MOST_NAME and name.isprintable() and name not in taken, "a new name")
 
 
 def _read_shape(value: Any) -> tuple[int, ...]:
     _expect(value, list, lambda shape: len(shape) <= MOST_DIMENSIONS, "a shape")
     shape = tuple(_expect(size, int, lambda size: 0 <= size < MOST_SIZE, "a size") for size in value)
-    _expect(math.prod(shape), int, lambda count: count < 1 << 40, "a number of values")
+    _expect(math.prod(max(size, 1) for size in shape), int, lambda count: count < 1 << 40, "a number of values")
     return shape
 
 
-def _read_layers(rows: Any, sections: dict[str, _Section]) -> dict[str, TicketLayer]:
+def _read_layers(rows: Any, sections: dict[str, _Section], spec: TicketSpec, most: int) -> dict[str, TicketLayer]:
     layers: dict[str, TicketLayer] = {}
+    origins = {"values" if spec.weight_bits == 32 else "signs"} | (set() if spec.init == "keep" else {"seed"})
     for row in _expect(rows, list, lambda rows: len(rows) > 0, "a list of layers"):
         name, shape, kept, origin, length = _expect(row, list, lambda row: len(row) == 5, "a layer")
         name, shape = _read_name(name, layers), _read_shape(shape)
+        most -= math.prod(shape)
+        if most < 0:
+            raise DamagedTicket(f"{name}: so many weights can't come from so small a file.")
         _expect(kept, int, lambda kept: 1 <= kept <= math.prod(shape), "a number of survivors")  # noqa: B023
         blob = bytes(sections["masks"].take(_expect(length, int, lambda length: length > 0, "a length")))
         gain = float(np.frombuffer(sections["gains"].take(4), "<f4")[0])
         _expect(gain, float, lambda gain: math.isfinite(gain) and gain >= 0, "a gain")
-        _expect(origin, str, lambda origin: origin in ("seed", "signs", "values"), "an origin of weights")
+        _expect(origin, str, lambda origin: origin in origins, "an origin of weights")
         signs = _read_signs(sections["signs"], kept) if origin == "signs" else None
         values = np.frombuffer(sections["values"].take(4 * kept), "<f4") if origin == "values" else None
         try:
@@ -395,7 +417,7 @@ def _read_architecture(value: Any) -> Architecture | None:
     _expect(value, dict, lambda value: set(value) == {"source", "name", "arguments"}, "an architecture")
     source = _expect(value["source"], str, lambda source: source in ("timm", "torchvision", "mptify"), "a source of models")
     name = _expect(value["name"], str, lambda name: re.fullmatch(r"\w[\w.]{0,200}", name, re.ASCII), "a model's name")
-    arguments = _expect(value["arguments"], dict, lambda given: set(given) <= {"num_classes", "in_chans", "input_size"}, "arguments")
-    for argument in arguments.values():
-        _expect(argument, int, lambda number: 1 <= number < 1 << 20, "a number")
+    arguments = _expect(value["arguments"], dict, lambda given: set(given) <= set(_MOST_ARGUMENT), "arguments")
+    for key, argument in arguments.items():
+        _expect(argument, int, lambda number: 1 <= number <= _MOST_ARGUMENT[key], "a number")  # noqa: B023
     return Architecture(source, name, arguments)

@@ -138,16 +138,14 @@ def _axes(shape: Sequence[int]) -> tuple[int, int, int]:
     return outputs, inputs, math.prod(shape[2:])
 
 
-def _groups(classes: Sequence[np.ndarray], many: Sequence[int]) -> Iterator[np.ndarray | slice]:
-    """For each combination of classes, where its weights lie, in flat order."""
+def _cells(classes: Sequence[np.ndarray], many: Sequence[int]) -> Iterator[tuple]:
+    """For each combination of classes, the index of its weights: some filters by some channels by some taps, in flat order."""
     if math.prod(many) == 1:
-        yield slice(None)
+        yield (slice(None),) * 3
         return
-    outputs, inputs, taps = classes
-    cells = (outputs[:, None, None] * many[1] + inputs[:, None]) * many[2] + taps
-    flat = cells.astype(np.uint16).reshape(-1)
-    order = np.argsort(flat, kind="stable")
-    yield from np.split(order, np.cumsum(np.bincount(flat, minlength=math.prod(many)))[:-1])
+    members = [[np.flatnonzero(one == k) for k in range(many[axis])] for axis, one in enumerate(classes)]
+    for combination in itertools.product(*members):
+        yield np.ix_(*combination)
 
 
 def _plan_classes(bits: np.ndarray) -> _Plan:
@@ -190,8 +188,8 @@ def _encode_classes(bits: np.ndarray, classes: Sequence[np.ndarray], ones: np.nd
     many = [int(one.max()) + 1 for one in classes]
     head = bytes([CLASSES, *many]) + b"".join(_nibbles(one) for one, k in zip(classes, many, strict=True) if k > 1)
     densities = [_density(one, count) for one, count in zip(ones.reshape(-1).tolist(), counts.reshape(-1).tolist(), strict=True)]
-    flat = bits.reshape(-1)
-    packed = [np.packbits(flat[group], bitorder="little").astype(np.int32) for group in _groups(classes, many)]
+    cube = bits.reshape(_axes(bits.shape))
+    packed = [np.packbits(cube[cell], bitorder="little").astype(np.int32) for cell in _cells(classes, many)]
     coder = constriction.stream.stack.AnsCoder()
     for symbols, density in zip(reversed(packed), reversed(densities), strict=True):
         if symbols.size:
@@ -216,11 +214,11 @@ def _decode_classes(body: memoryview, shape: Sequence[int]) -> np.ndarray:
     if not all(levels):
         raise DamagedTicket("a mask has a density of zero")
     coder = _coder(body[at + 2 * cells :])
-    bits = np.empty(math.prod(shape), bool)
-    for group, density in zip(_groups(classes, many), levels, strict=True):
-        count = bits.size if isinstance(group, slice) else group.size
-        if count:
-            bits[group] = _unpack(coder.decode(_model(density), -(-count // 8)).astype(np.uint8), count)
+    bits = np.empty(sizes, bool)
+    for cell, density in zip(_cells(classes, many), levels, strict=True):
+        part = bits.shape if math.prod(many) == 1 else tuple(index.size for index in cell)
+        if count := math.prod(part):
+            bits[cell] = _unpack(coder.decode(_model(density), -(-count // 8)).astype(np.uint8), count).reshape(part)
     return _ended(coder, bits)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
 import numpy as np
 
+from mptify.files import write_whole
 from mptify.ticket.format import Ticket
 
 __all__ = ["draw_masks"]
@@ -16,26 +18,25 @@ MOST_PIXELS = 96  # per side of one layer's panel
 
 def draw_masks(ticket: Ticket, path: Path) -> None:
     """One panel per layer: filters downwards, input channels to the right, brightness the share that survives there."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     layers = list(ticket.layers.values())
     columns = min(6, len(layers))
     rows = math.ceil(len(layers) / columns)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(2.3 * columns, 2.55 * rows), squeeze=False, layout="constrained")
+    figure = Figure(figsize=(2.3 * columns, 2.55 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
     for axis, layer in zip(axes.flat, layers, strict=False):
         plane = _shrunk(layer.mask.reshape(layer.shape[0] if layer.shape else 1, (layer.shape[1:2] or (1,))[0], -1).mean(2))
         axis.imshow(plane, cmap="magma", vmin=0, vmax=max(float(plane.max()), 1e-9), aspect="auto", interpolation="nearest")
         name = layer.name if len(layer.name) <= 30 else "…" + layer.name[-29:]
-        axis.set_title(f"{name}\n{'×'.join(map(str, layer.shape))}, {100 * layer.kept / layer.mask.size:.1f} %", fontsize=7)
-    try:
-        figure.savefig(path, dpi=110)
-    finally:
-        pyplot.close(figure)
+        axis.set_title(
+            f"{name}\n{'×'.join(map(str, layer.shape))}, {100 * layer.kept / layer.mask.size:.1f} %", fontsize=7, parse_math=False
+        )
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=110, format="png")
+    write_whole(path, picture.getvalue())
 
 
 def _shrunk(plane: np.ndarray) -> np.ndarray:

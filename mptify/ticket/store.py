@@ -7,6 +7,7 @@ elsewhere: mask, gain and effective weight then come out of the usual arithmetic
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from mptify import catalog, randomness
 from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
 from mptify.files import write_whole
 from mptify.layers import Ticketed
+from mptify.spec import TicketSpec
 from mptify.surgery import ticket_layers, transform
 from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture, Ticket, TicketLayer, from_bytes, to_bytes
@@ -42,18 +44,14 @@ def ticket_of(
     `standalone` stores the survivors' signs although the seed could say them; `float16` halves the floats, at a loss.
     """
     spec = plan_of(model).spec
-    layers = {}
-    for layer in _own_layers(model).values():
-        layers[layer.ticket_name] = _ticket_layer(layer, stored=standalone or spec.init == "keep")
-    dtypes = {layer.compute_dtype for layer in _own_layers(model).values()}
-    if len(dtypes) > 1:
-        raise BadSpec(f"The model's layers compute in several types ({', '.join(map(str, dtypes))}); a ticket has one.")
-    dtype = dtypes.pop()
+    layers = {name: _ticket_layer(layer, spec, standalone) for name, layer in _own_layers(model).items()}
+    dtype = _one_type(model)
     kind = np.float16 if float16 else np.float64 if dtype == torch.float64 else np.float32
+    _check_notes(notes)
     return Ticket(
         spec=spec,
         layers=layers,
-        floats={name: _as_array(tensor, kind) for name, tensor in _floats(model)},
+        floats={name: _as_array(name, tensor, kind) for name, tensor in _floats(model)},
         architecture=architecture,
         dtype=str(dtype).removeprefix("torch."),
         constants=_constants(model),
@@ -61,28 +59,57 @@ def ticket_of(
     )
 
 
+def _one_type(model: nn.Module) -> torch.dtype:
+    found = {layer.compute_dtype: name for name, layer in _own_layers(model).items()}
+    found = {tensor.dtype: name for name, tensor in _floats(model)} | found
+    if len(found) > 1:
+        raise BadSpec(f"A ticket's network computes in one type, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}.")
+    return next(iter(found))
+
+
+def _check_notes(notes: dict[str, Any] | None) -> None:
+    try:
+        json.dumps(notes or {}, ensure_ascii=False, sort_keys=True, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise BadSpec(f"notes hold what JSON can't say: {error}.") from None
+
+
 def _own_layers(model: nn.Module) -> dict[str, Any]:
     """By name, each once: tied layers share their scores with the one they are tied to."""
     return {layer.ticket_name: layer for layer in ticket_layers(model).values()}
 
 
-def _ticket_layer(layer: Any, stored: bool) -> TicketLayer:
+def _ticket_layer(layer: Any, spec: TicketSpec, standalone: bool) -> TicketLayer:
+    """With what the seed says left out, if the seed says it: somebody may have put other weights there."""
     mask = layer.mask.cpu().numpy()
-    frozen = layer.frozen.detach().cpu().numpy()
+    survivors = layer.frozen.detach().cpu().numpy()[mask]
+    gain = float(layer.gain) if layer.weight_bits == 1 else layer.deviation
+    if not standalone and spec.init != "keep":
+        found = TicketLayer(layer.ticket_name, mask, gain)
+        if layer.weight_bits == 1 and np.array_equal(found.negative(spec.seed)[mask], np.signbit(survivors)):
+            return found
+        if layer.weight_bits == 32 and np.array_equal(found.weights(spec)[mask], survivors):
+            return found
     if layer.weight_bits == 32:
-        return TicketLayer(layer.ticket_name, mask, 1.0 if stored else layer.deviation, values=frozen[mask] if stored else None)
-    signs = np.signbit(frozen[mask]) if stored else None
-    return TicketLayer(layer.ticket_name, mask, float(layer.gain), signs)
+        return TicketLayer(layer.ticket_name, mask, values=survivors)
+    return TicketLayer(layer.ticket_name, mask, gain, signs=np.signbit(survivors))
 
 
-def _as_array(tensor: Tensor, kind: Any) -> np.ndarray:
-    return tensor.detach().to(device="cpu", dtype=torch.float64 if kind is np.float64 else torch.float32).numpy().astype(kind)
+def _as_array(name: str, tensor: Tensor, kind: Any) -> np.ndarray:
+    wide = tensor.detach().to(device="cpu", dtype=torch.float64 if kind is np.float64 else torch.float32).numpy()
+    with np.errstate(over="ignore"):
+        array = wide.astype(kind)
+    if not np.array_equal(np.isfinite(array), np.isfinite(wide)):
+        raise BadSpec(f"{name}: holds numbers too large for 16 bits; save it without float16.")
+    return array
 
 
 def _floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every float that the logits depend on, besides the tickets' own: learned ones, statistics, what stayed dense."""
     seen: set[int] = set()
     for name, tensor in _state(model):
+        if tensor.is_complex():
+            raise BadSpec(f"{name}: complex numbers have no place in a ticket yet.")
         if tensor.is_floating_point() and id(tensor) not in seen:
             seen.add(id(tensor))
             yield name, tensor
@@ -98,10 +125,10 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _constants(model: nn.Module) -> str:
-    """SHA-256 of the integer buffers: index tables, which come with the architecture."""
+    """SHA-256 of the integer buffers with more than one number: index tables, which come with the architecture."""
     whole, any_of_them = hashlib.sha256(), False
     for name, tensor in _state(model):
-        if not tensor.is_floating_point() and not name.endswith("num_batches_tracked"):
+        if not tensor.is_floating_point() and tensor.numel() > 1:  # single ones are counters
             whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             whole.update(tensor.detach().cpu().contiguous().numpy().tobytes())
             any_of_them = True
@@ -112,22 +139,34 @@ def _constants(model: nn.Module) -> str:
 
 
 def swap_(model: nn.Module, ticket: Ticket) -> nn.Module:
-    """Put a ticket into a live ticket model, in place: no tensor moves. On a mismatch nothing has changed."""
+    """Put a ticket into a live ticket model, in place: no tensor moves. On a mismatch nothing has changed.
+
+    Afterwards the model is the ticket's: its settings too, and a threshold that its layers shared is gone.
+    """
     layers, floats = _own_layers(model), dict(_floats(model))
     _require_match(model, ticket, layers, floats)
     for layer in ticket_layers(model).values():
         found = ticket.layers[layer.ticket_name]
+        layer.deviation = found.gain if ticket.spec.weight_bits == 32 else layer.deviation
         layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.spec)), found.gain, found.kept)
     with torch.no_grad():
         for name, tensor in floats.items():
             tensor.copy_(torch.from_numpy(ticket.floats[name].copy()))
+    plan_of(model).spec = ticket.spec
     return model
 
 
 def _require_match(model: nn.Module, ticket: Ticket, layers: dict[str, Any], floats: dict[str, Tensor]) -> None:
     spec, theirs = plan_of(model).spec, ticket.spec
-    if spec.bits != theirs.bits:
-        raise TicketMismatch(f"The ticket is one of bits={theirs.bits!r}, this model one of bits={spec.bits!r}.")
+    for setting in ("bits", "residual", "bn"):  # two networks of different structure may have tensors of the same names
+        one, other = getattr(theirs, setting), getattr(spec, setting)
+        if one != other:
+            raise TicketMismatch(f"The ticket is one of {setting}={one!r}, this model one of {setting}={other!r}.")
+    dtype = str(_one_type(model)).removeprefix("torch.")
+    if ticket.dtype != dtype:
+        raise TicketMismatch(
+            f"The ticket's network computes in {ticket.dtype}, this model in {dtype}; model.to(torch.{ticket.dtype}) fits."
+        )
     for ours, others, what in ((layers, ticket.layers, "layer"), (floats, ticket.floats, "tensor")):
         for name in others:
             if name not in ours:
@@ -145,25 +184,27 @@ def _require_match(model: nn.Module, ticket: Ticket, layers: dict[str, Any], flo
 def load(path: str | Path, model: nn.Module | None = None, device: Any = "cpu") -> nn.Module:
     """The ticket model in a file, in `eval()`.
 
-    Without `model`, the network is built by the name that the file gives, from torchvision's, timm's or mptify's own
-    registry. A `model` of yours is converted as the file says, or, where it is a ticket model already, changed in place.
+    Without `model`, the network is built by the name that the file gives, from torchvision's or timm's registry. A `model`
+    of yours is converted as the file says, or, where it is a ticket model already, changed in place.
     """
-    ticket = read(path)
+    with torch.inference_mode(False):
+        return _load(read(path), path, model, device)
+
+
+def _load(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any) -> nn.Module:
     if model is None:
         model = _build(ticket, path)
     if not any(isinstance(part, Ticketed) for part in model.modules()):
         settings = dict(ticket.spec) | {"scope": "layer"}  # which layer keeps how many is in the file
         with randomness.undrawn():
             model = transform(model, **settings)
-        plan_of(model).spec = ticket.spec
+        if any(tensor.dtype != getattr(torch, ticket.dtype) for _, tensor in _floats(model)):
+            model.to(dtype=getattr(torch, ticket.dtype))
     try:
         swap_(model, ticket)
     except TicketMismatch as error:
         raise TicketMismatch(f"{error} `mptify inspect {path}` shows what the ticket was cut from.") from None
-    dtype = getattr(torch, ticket.dtype)
-    if torch.device(device).type != "cpu" or any(layer.compute_dtype != dtype for layer in ticket_layers(model).values()):
-        model.to(device=device, dtype=dtype)
-    return model.eval()
+    return (model if torch.device(device).type == "cpu" else model.to(device)).eval()
 
 
 def _build(ticket: Ticket, path: str | Path) -> nn.Module:
@@ -175,6 +216,10 @@ def _build(ticket: Ticket, path: str | Path) -> nn.Module:
     try:
         with catalog.quick_init(), torch.random.fork_rng(devices=[]):
             return catalog.build(catalog.resolve(str(architecture)), **architecture.arguments)
+    except MptifyError:
+        raise
+    except Exception as error:  # whatever a builder makes of arguments that it was never built with
+        raise TicketMismatch(f"{path}: {architecture} can't be built with {architecture.arguments}: {error}.") from error
     finally:
         torch.set_default_dtype(before)
 
@@ -185,8 +230,9 @@ def _build(ticket: Ticket, path: str | Path) -> nn.Module:
 def save(model: nn.Module, path: str | Path, architecture: str | None = None, **options: Any) -> Ticket:
     """Write a ticket model's ticket to a file, and return it.
 
-    `architecture` names the dense network (`"timm:resnet18"`) and lets `load` build it; `arguments` are those it was built
-    with (`{"num_classes": 10}`). The other options are those of `ticket_of`: `standalone`, `float16`, `notes`.
+    `architecture` names the dense network (`"timm:resnet18"`) and lets `load` build it; `arguments` are those of `num_classes`,
+    `in_chans` and `input_size` that it was built with. One built with other arguments is saved without a name.
+    The other options are those of `ticket_of`: `standalone`, `float16`, `notes`.
     """
     arguments = options.pop("arguments", {})
     built = None

@@ -159,15 +159,34 @@ def bomb(data, rng):
 
 
 def many(data, rng):
-    """Thousands of layers or tensors, each of which could pass alone."""
+    """Thousands of layers or tensors, each of which could pass alone, and a mask in classes that is as large as it may be."""
     header, body = parts(data)
     description = json.loads(header["__metadata__"]["mptify"])
-    if rng.random() < 0.5:
-        description["floats"] = [[f"a{number}", [1 << 22], 1.0] for number in range(2000)]
-    else:
-        description["layers"] = [[f"a{number}", [1 << 20], 1, "seed", 2] for number in range(2000)]
-    header["__metadata__"]["mptify"] = json.dumps(description)
-    return whole(header, body)
+    way = rng.integers(3)
+    if way == 0:
+        description["floats"] = [[f"a{number}", [1 << 20], 1.0] for number in range(2000)]
+        header["__metadata__"]["mptify"] = json.dumps(description)
+        return whole(header, body)
+    length = 1032 if way == 1 else 20_000
+    layers = 300 if way == 1 else 1
+    head = bytes([1, 1, 1, 1, 1, 0]) if way == 1 else bytes([1, 1, 2, 1, 0x10, 1, 0, 1, 0])
+    blob = head + bytes((length - len(head)) // 4 * 4)
+    count = 1024 * len(blob)
+    origin = description["layers"][0][3]
+    description["layers"] = [[f"a{n}", [count // 2, 2], 1, origin, len(blob)] for n in range(layers)]
+    sections = {
+        "masks": ("U8", blob * layers),
+        "gains": ("F32", bytes(4 * layers)),
+        "signs": ("U8", bytes(layers)),
+        "values": ("F32", bytes(4 * layers)),
+    }
+    new, at, parts_of = {"__metadata__": {"mptify": json.dumps(description)}}, 0, []
+    for name, (kind, content) in sections.items():
+        size = len(content) // (4 if kind == "F32" else 1)
+        new[name] = {"dtype": kind, "shape": [size], "data_offsets": [at, at + len(content)]}
+        at += len(content)
+        parts_of.append(content)
+    return whole(new, b"".join(parts_of))
 
 
 MUTATORS = [flipped, cut, longer, overwritten, swapped, digits, container, described, signed_again, bomb, many]

@@ -180,9 +180,13 @@ def test_no_name_in_a_file_makes_anything_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(store.catalog, "build", lambda *_, **__: pytest.fail("something was built"))
     for source in ("timm", "torchvision", "mptify"):
         changed = mptify.Ticket(ticket.spec, ticket.layers, ticket.floats, store.Architecture(source, name))
-        store.write(changed, tmp_path / "a.ticket")
-        with pytest.raises(MptifyError):
-            mptify.load(tmp_path / "a.ticket")
+        with pytest.raises(MptifyError):  # by the writer, or else by the reader
+            _there_and_back(changed, tmp_path / "a.ticket")
+
+
+def _there_and_back(ticket, path):
+    store.write(ticket, path)
+    return mptify.load(path)
 
 
 # -- swapping -------------------------------------------------------------------------------------------------------------------
@@ -209,6 +213,146 @@ def test_a_deck_averages_its_members_chances():
         mptify.Deck(models[0], [])
 
 
+# -- states that a seed does not say ---------------------------------------------------------------------------------------------
+
+
+def saved_and_loaded(model, path, net=Plain):
+    mptify.save(model, path)
+    return mptify.load(path, model=net())
+
+
+@pytest.mark.parametrize("settings", [{"bits": "1/1"}, {"bits": "32/32"}, {"bits": "1/32", "init": "keep"}], ids=lambda one: str(one))
+def test_a_swapped_model_can_be_saved_again(settings, tmp_path):
+    one, two = (lived_in(Plain(), seed=seed, prune=0.5 + seed / 4, **settings) for seed in (0, 1))
+    mptify.swap_(one, mptify.ticket_of(two))
+    again = saved_and_loaded(one, tmp_path / "a.ticket")
+    assert torch.equal(again(images()), two(images()))
+    assert mptify.ticket_of(one) == mptify.ticket_of(two)
+
+
+@pytest.mark.parametrize("bits", ["1/1", "32/32"])
+def test_weights_that_the_seed_does_not_say_are_stored(bits, tmp_path):
+    one, two = (lived_in(Plain(), bits=bits, seed=seed) for seed in (0, 1))
+    one.load_state_dict(two.state_dict())
+    assert torch.equal(saved_and_loaded(one, tmp_path / "a.ticket")(images()), two(images()))
+
+
+class TiedOddly(nn.Module):
+    """A conv and a transposed one share a weight, of which different numbers meet in one output."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 4, stride=2, bias=False), nn.ConvTranspose2d(8, 3, 4, stride=2, bias=False)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(self.a(x)).mean((2, 3))
+
+
+def test_tied_weights_of_32_bits_come_back(tmp_path):
+    ticketed = lived_in(TiedOddly(), bits="32/32", prune_overrides={"b": 0.9})
+    assert torch.equal(saved_and_loaded(ticketed, tmp_path / "a.ticket", TiedOddly)(images()), ticketed(images()))
+
+
+def test_the_order_of_overrides_comes_back(tmp_path):
+    ticketed = lived_in(Plain(), bits="32/32", prune_overrides={"features.3": 0.1, "*": 0.2, "classifier*": 0.8})
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    assert list(mptify.read(tmp_path / "a.ticket").spec.prune_overrides) == ["features.3", "*", "classifier*"]
+
+
+def test_float64_statistics_come_back_whole(tmp_path):
+    ticketed = mptify.transform(Plain().double(), bits="1/1").train()
+    ticketed(images().double())
+    loaded = saved_and_loaded(ticketed.eval(), tmp_path / "a.ticket")
+    assert torch.equal(loaded(images().double()), ticketed(images().double()))
+
+
+def test_mixed_types_are_refused_when_saving(tmp_path):
+    ticketed = lived_in(Plain(), bits="1/1").half()
+    next(module for module in ticketed.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)).float()
+    with pytest.raises(BadSpec, match=r"one type.*float32"):
+        mptify.save(ticketed, tmp_path / "a.ticket")
+
+
+@pytest.mark.parametrize("change", [lambda model: model.half(), lambda model: lived_in(OneReluManyTimes(), bits="1/1", residual="real")])
+def test_a_ticket_of_another_type_or_structure_is_not_swapped_in(change):
+    ticketed = lived_in(OneReluManyTimes(), bits="1/1")
+    other = mptify.ticket_of(change(lived_in(OneReluManyTimes(), bits="1/1")))
+    with pytest.raises(TicketMismatch, match=r"float16|residual"):
+        mptify.swap_(ticketed, other)
+
+
+def test_float16_refuses_what_it_can_not_hold(tmp_path):
+    ticketed = lived_in(Plain(), bits="1/1")
+    norm = next(module for module in ticketed.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    norm.running_var.fill_(1e6)
+    with pytest.raises(BadSpec, match="running_var"):
+        mptify.save(ticketed, tmp_path / "a.ticket", float16=True)
+
+
+@pytest.mark.parametrize(
+    "notes", [{"accuracy": float("nan")}, {"a": np.float32(1)}, {"a": {1}}, {1: 2, "a": 3}, {"a": "\ud800"}, {"a": "x" * (1 << 25)}]
+)
+def test_notes_that_can_not_be_read_back_are_not_written(notes, tmp_path):
+    with pytest.raises(BadSpec):
+        mptify.save(lived_in(Plain()), tmp_path / "a.ticket", notes=notes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_that_no_reader_takes_are_not_written(tmp_path):
+    with pytest.raises(BadSpec, match="arguments"):
+        mptify.save(lived_in(Plain()), tmp_path / "a.ticket", "timm:resnet18", arguments={"zero_init_last": 1})
+
+
+def test_a_single_layer_is_a_model_too(tmp_path):
+    ticketed = mptify.transform(nn.Linear(8, 4), bits="1/32").eval()
+    loaded = saved_and_loaded(ticketed, tmp_path / "a.ticket", lambda: nn.Linear(8, 4))
+    assert torch.equal(loaded(torch.ones(2, 8)), ticketed(torch.ones(2, 8)))
+
+
+class Counting(Plain):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("zeros", torch.zeros(1200, 1000))
+
+
+def test_counters_and_large_constants_do_not_stop_a_ticket(tmp_path):
+    ticketed = lived_in(Counting())
+    ticketed.steps += 3
+    assert torch.equal(saved_and_loaded(ticketed, tmp_path / "a.ticket", Counting)(images()), ticketed(images()))
+
+
+def test_inference_mode_is_no_obstacle(tmp_path):
+    ticketed = lived_in(Plain(), bits="1/1")
+    expected = ticketed(images())
+    with torch.inference_mode():
+        loaded = saved_and_loaded(ticketed, tmp_path / "a.ticket")
+        assert torch.equal(loaded(images()), expected)
+        mptify.swap_(loaded, mptify.ticket_of(ticketed))
+    loaded.train()(images()).sum().backward()
+
+
+def test_the_model_passed_in_stays_as_it_is(tmp_path):
+    mptify.save(lived_in(Plain()), tmp_path / "a.ticket")
+    mine = Plain().eval()
+    before = {name: tensor.clone() for name, tensor in mine.state_dict().items()}
+    mptify.load(tmp_path / "a.ticket", model=mine)
+    assert not mine.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in mine.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("torchvision:vit_b_16", {"input_size": 100}), ("torchvision:raft_small", {"num_classes": 7})]
+)
+def test_a_builder_that_fails_is_told_in_one_sentence(name, arguments, tmp_path):
+    source, _, model = name.partition(":")
+    ticket = mptify.ticket_of(lived_in(Plain()), architecture=store.Architecture(source, model, arguments))
+    store.write(ticket, tmp_path / "a.ticket")
+    with pytest.raises(MptifyError):
+        mptify.load(tmp_path / "a.ticket")
+
+
 # -- files ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +365,18 @@ def test_what_can_not_be_read_or_written_is_told_in_one_sentence(tmp_path):
     (tmp_path / "other").write_text("hello")
     with pytest.raises(DamagedTicket, match="other"):
         mptify.load(tmp_path / "other")
+
+
+def test_links_are_followed_and_what_is_no_file_is_left_alone(tmp_path):
+    mptify.save(lived_in(Plain()), tmp_path / "a.ticket")
+    (tmp_path / "link").symlink_to(tmp_path / "a.ticket")
+    mptify.save(lived_in(Plain(), seed=1), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert mptify.read(tmp_path / "a.ticket").spec.seed == 1
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MptifyError, match="no ordinary file"):
+        mptify.save(lived_in(Plain()), tmp_path / "pipe")
+    mptify.save(lived_in(Plain()), tmp_path / ("a" * 250))
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
