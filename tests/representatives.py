@@ -222,15 +222,20 @@ TORCHVISION = {
 }  # fmt: skip
 
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
-# Over 40 layers, of which each takes torch 0.15 s to compile and export: `pytest -m long` does these, after the other tests.
+# Over 25 layers, of which each takes torch 0.15 s to compile and export: `pytest -m long` does these, after the other tests.
 MANY_LAYERS = {
-    "coat_tiny", "davit_tiny", "deeplabv3_mobilenet_v3_large", "efficientformerv2_s0", "efficientnet_b0", "efficientvim_m1",
-    "efficientvit_m0", "ese_vovnet19b_slim_dw", "fasterrcnn_mobilenet_v3_large_fpn", "gcvit_xxtiny", "ghostnet_050", "googlenet",
-    "hardcorenas_b", "hrnet_w18_small", "iformer_t", "inception_resnet_v2", "inception_v3", "inception_v4",
-    "keypointrcnn_resnet50_fpn", "lraspp_mobilenet_v3_large", "maxvit_pico_rw_256", "mobilenet_v3_small", "mobilenetv5_base",
-    "mobilevit_xxs", "mvitv2_tiny", "nasnetalarge", "nextvit_small", "pnasnet5large", "quantized_googlenet", "quantized_inception_v3",
-    "quantized_mobilenet_v3_large", "raft_small", "rdnet_tiny", "regnet_y_400mf", "repghostnet_050", "repvit_m1", "s3d", "selecsls42",
-    "ssdlite320_mobilenet_v3_large", "swiftformer_xs", "twins_svt_small", "xception41p",
+    "coat_tiny", "cpubone_nano", "csatv2", "davit_tiny", "deeplabv3_mobilenet_v3_large", "dla46x_c", "edgenext_xx_small",
+    "efficientformerv2_s0", "efficientnet_b0", "efficientvim_m1", "efficientvit_m0", "ese_vovnet19b_slim_dw",
+    "fasterrcnn_mobilenet_v3_large_fpn", "fastvit_t8", "fcn_resnet50", "fcos_resnet50_fpn", "focalnet_tiny_srf", "gcvit_xxtiny",
+    "ghostnet_050", "googlenet", "hardcorenas_b", "hgnetv2_b0", "hrnet_w18_small", "iformer_t", "inception_next_atto",
+    "inception_resnet_v2", "inception_v3", "inception_v4", "keypointrcnn_resnet50_fpn", "lambda_resnet26t", "legacy_xception",
+    "levit_128s", "lowformer_b0", "lraspp_mobilenet_v3_large", "maskrcnn_resnet50_fpn", "maxvit_pico_rw_256", "mnasnet0_5",
+    "mobilenet_v2", "mobilenet_v3_small", "mobilenetv3_small_050", "mobilenetv5_base", "mobilevit_xxs", "mvitv2_tiny", "nasnetalarge",
+    "nextvit_small", "pnasnet5large", "pvt_v2_b0", "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v2",
+    "quantized_mobilenet_v3_large", "quantized_shufflenet_v2_x0_5", "r2plus1d_18", "raft_small", "rdnet_tiny", "regnet_y_400mf",
+    "repghostnet_050", "repvit_m1", "res2next50", "resnest14d", "retinanet_resnet50_fpn", "rexnet_100", "s3d", "sam2_hiera_tiny",
+    "selecsls42", "shufflenet_v2_x0_5", "shvit_s1", "squeezenet1_0", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large", "starnet_s050",
+    "swiftformer_xs", "test_nfnet", "tiny_vit_5m_224", "twins_svt_small", "volo_d1_224", "xception41p",
 }  # fmt: skip
 _INPUTS = {"mvit_v1_b": (torch.randn(2, 3, 8, 32, 32),), "s3d": (torch.randn(2, 3, 16, 64, 64),)}
 _SIZES = (64, 96, 112, 128, None)

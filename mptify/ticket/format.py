@@ -363,11 +363,11 @@ def _read_layers(rows: Any, sections: dict[str, _Section], spec: TicketSpec, mos
     layers: dict[str, TicketLayer] = {}
     origins = {"values" if spec.weight_bits == 32 else "signs"} | (set() if spec.init == "keep" else {"seed"})
     for row in _expect(rows, list, lambda rows: len(rows) > 0, "a list of layers"):
-        name, shape, kept, origin, length = _expect(row, list, lambda row: len(row) == 5, "a layer")
+        _expect(row, list, lambda row: len(row) == 5, "a layer")
+    if sum(math.prod(_read_shape(row[1])) for row in rows) > most:
+        raise DamagedTicket("So many weights can't come from so small a file.")
+    for name, shape, kept, origin, length in rows:
         name, shape = _read_name(name, layers), _read_shape(shape)
-        most -= math.prod(shape)
-        if most < 0:
-            raise DamagedTicket(f"{name}: so many weights can't come from so small a file.")
         _expect(kept, int, lambda kept: 1 <= kept <= math.prod(shape), "a number of survivors")  # noqa: B023
         blob = bytes(sections["masks"].take(_expect(length, int, lambda length: length > 0, "a length")))
         gain = float(np.frombuffer(sections["gains"].take(4), "<f4")[0])

@@ -189,7 +189,7 @@ def many(data, rng):
     return whole(new, b"".join(parts_of))
 
 
-MUTATORS = [flipped, cut, longer, overwritten, swapped, digits, container, described, signed_again, bomb, many]
+MUTATORS = [flipped, cut, longer, overwritten, swapped, digits, container, described, signed_again, bomb]
 
 
 def check(data, original, may_differ):
@@ -221,7 +221,7 @@ def main():
     refused = 0
     for number in range(given.files):
         ticket, data = originals[rng.integers(len(originals))]
-        mutate = MUTATORS[number % len(MUTATORS)]
+        mutate = many if number % 200 == 0 else MUTATORS[number % len(MUTATORS)]
         changed = mutate(data, rng)
         try:
             refused += check(changed, ticket, mutate is signed_again)
