@@ -146,8 +146,9 @@ def to_bytes(ticket: Ticket) -> bytes:
         "values": np.concatenate([np.zeros(0, "<f4"), *(one.values for one in ticket.layers.values() if one.values is not None)]),
     }
     description = _description(ticket)
-    description["layers"] = [[*row, len(blob)] for row, blob in zip(description["layers"], blobs, strict=True)]
-    description["sha256"] = ticket.digest
+    digest = _digest(description, ticket)
+    layers = [[*row, len(blob)] for row, blob in zip(description["layers"], blobs, strict=True)]
+    description |= {"layers": layers, "sha256": digest}
     data = safetensors.numpy.save({name: value for name, value in sections.items() if value.size}, {KEY: _json(description)})
     try:
         from_bytes(data)
@@ -383,10 +384,7 @@ def _read_layers(rows: Any, sections: dict[str, _Section], spec: TicketSpec, mos
 
 
 def _read_signs(section: _Section, kept: int) -> np.ndarray:
-    packed = np.frombuffer(section.take(-(-kept // 8)), np.uint8)
-    if kept % 8 and packed[-1] >> kept % 8:
-        raise DamagedTicket("The file's signs go on behind their end.")
-    return np.unpackbits(packed, count=kept, bitorder="little").view(bool)
+    return masks.unpack(np.frombuffer(section.take(-(-kept // 8)), np.uint8), kept)
 
 
 def _read_floats(rows: Any, itemsize: Any, sections: dict[str, _Section]) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ import numpy as np
 from mptify.errors import DamagedTicket
 from mptify.functional import mask_entropy
 
-__all__ = ["WEIGHTS_PER_BYTE", "byte_weights", "decode", "describe", "encode"]
+__all__ = ["WEIGHTS_PER_BYTE", "byte_weights", "decode", "describe", "encode", "unpack"]
 
 RAW, CLASSES, ADAPTIVE = 0, 1, 2
 BLOCK = 2048  # weights that the adaptive model codes at one density
@@ -86,7 +86,7 @@ def decode(blob: bytes, shape: Sequence[int], kept: int) -> np.ndarray:
         raise DamagedTicket(f"a mask of {count:,} weights can't come from {len(blob):,} bytes")
     body = memoryview(blob)[1:]
     if blob[0] == RAW:
-        bits = _unpack(np.frombuffer(body, np.uint8), count)
+        bits = unpack(np.frombuffer(body, np.uint8), count)
     elif blob[0] == CLASSES:
         bits = _decode_classes(body, shape)
     elif blob[0] == ADAPTIVE:
@@ -108,10 +108,10 @@ def describe(blob: bytes) -> str:
     return " × ".join(names) + " classes" if names else "one density"
 
 
-def _unpack(packed: np.ndarray, count: int) -> np.ndarray:
+def unpack(packed: np.ndarray, count: int) -> np.ndarray:
     """Bits from bytes that must hold exactly these, with zeros behind them."""
     if packed.size != -(-count // 8) or (count % 8 and packed[-1] >> count % 8):
-        raise DamagedTicket("a mask's bytes don't match its number of weights")
+        raise DamagedTicket("packed bits don't match their number")
     return np.unpackbits(packed, count=count, bitorder="little").view(bool)
 
 
@@ -218,7 +218,7 @@ def _decode_classes(body: memoryview, shape: Sequence[int]) -> np.ndarray:
     for cell, density in zip(_cells(classes, many), levels, strict=True):
         part = bits.shape if math.prod(many) == 1 else tuple(index.size for index in cell)
         if count := math.prod(part):
-            bits[cell] = _unpack(coder.decode(_model(density), -(-count // 8)).astype(np.uint8), count).reshape(part)
+            bits[cell] = unpack(coder.decode(_model(density), -(-count // 8)).astype(np.uint8), count).reshape(part)
     return _ended(coder, bits)
 
 
@@ -317,4 +317,4 @@ def _decode_adaptive(body: memoryview, count: int) -> np.ndarray:
         block = coder.decode(_model(_coarse(density)), -(-here // 8)).astype(np.uint8)
         packed[start // 8 : start // 8 + block.size] = block
         density = _followed(density, int(_ONES[block].sum()), here, body[0])
-    return _ended(coder, _unpack(packed, count))
+    return _ended(coder, unpack(packed, count))
