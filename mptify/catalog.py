@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mptify.errors import BadSpec, UnknownModel
 
-__all__ = ["Entry", "all_entries", "build", "example_inputs", "resolve", "tensors_in", "training_loss"]
+__all__ = ["Entry", "all_entries", "build", "example_inputs", "hub_task", "resolve", "tensors_in", "training_loss"]
 
 _SOURCES = ("torchvision", "timm")
 
@@ -177,6 +177,15 @@ def torchvision_kind(name: str) -> str:
     where = torchvision.models.get_model_builder(name).__module__.split(".")
     parts = ("detection", "segmentation", "video", "optical_flow", "quantization")
     return where[2] if len(where) > 3 and where[2] in parts else "classification"
+
+
+def hub_task(entry: Entry) -> str | None:
+    """What the Hugging Face Hub calls a network's task; it has no word for optical flow."""
+    if entry.source != "torchvision":
+        return "image-classification"
+    kind = torchvision_kind(entry.name)
+    tasks = {"detection": "object-detection", "segmentation": "image-segmentation", "video": "video-classification", "optical_flow": None}
+    return tasks.get(kind, "image-classification")
 
 
 def training_loss(output: Any) -> Tensor:

@@ -19,14 +19,14 @@ def card(
     from mptify.errors import MptifyError
     from mptify.files import check_writable, write_whole
     from mptify.ticket.card import model_card
-    from mptify.ticket.store import read
+    from mptify.ticket.store import read_both
     from mptify.ticket.summary import summarize
 
     if out is not None:
         check_writable(out)
         if out.exists():
             raise MptifyError(f"{out} exists; remove it first, or name another file.")
-    text = model_card(summarize(read(file)), file.name, license)
+    text = model_card(summarize(*read_both(file)), file.name, license)
     if out is None:
         typer.echo(text, nl=False)
     else:

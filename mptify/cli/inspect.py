@@ -22,13 +22,13 @@ def inspect(
     """Show how a ticket was made and, layer by layer, what survives and what it costs. Builds no network."""
     from mptify.cli.console import console
     from mptify.files import check_writable
-    from mptify.ticket.store import read
+    from mptify.ticket.store import read_both
     from mptify.ticket.summary import summarize
 
     if png is not None:
         check_writable(png)
-    ticket = read(file)
-    summary = summarize(ticket)
+    ticket, data = read_both(file)
+    summary = summarize(ticket, data)
     if as_json:
         typer.echo(json.dumps(summary.as_dict(), indent=1, ensure_ascii=False))
     elif as_csv:
@@ -85,7 +85,7 @@ def _facts(summary: Any, file: Path) -> Any:
     share = 100 * summary.mask_bytes / summary.entropy_bytes if summary.entropy_bytes else 100.0
     table.add_row("masks", f"{summary.mask_bytes:,} bytes, {share:.2f} % of n·H(kept/n)")
     table.add_row("floats", f"{summary.stored_floats:,} stored, of {summary.floats:,}; computes in {summary.dtype}")
-    table.add_row("file", f"{file.stat().st_size:,} bytes; as float32 its weights took {4 * summary.weights:,}")
+    table.add_row("file", f"{summary.file_bytes:,} bytes; as float32 its weights took {4 * summary.weights:,}")
     for name, value in summary.notes.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         shown = "".join(one if one.isprintable() else "�" for one in (text if len(text) < 400 else text[:400] + " …"))

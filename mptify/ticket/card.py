@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from mptify import catalog
 from mptify.ticket.summary import Summary
 
 __all__ = ["model_card"]
@@ -16,16 +17,17 @@ def model_card(summary: Summary, file: str, license: str) -> str:
 
 
 def _header(summary: Summary, license: str) -> list[str]:
-    lines = ["---", f"license: {_yaml(license)}", "library_name: mptify", "pipeline_tag: image-classification"]
+    task = "image-classification" if summary.architecture is None else catalog.hub_task(catalog.resolve(summary.architecture))
+    lines = ["---", f"license: {_yaml(license)}", "library_name: mptify", *([f"pipeline_tag: {task}"] if task else [])]
     lines += ["tags:", *(f"- {tag}" for tag in ("mptify", "lottery-ticket", "binary-neural-network", "sparsity"))]
     if summary.architecture is not None and summary.architecture.startswith("timm:"):
         lines.append("- timm")
     data, accuracy = summary.notes.get("data"), summary.notes.get("accuracy")
     if isinstance(data, str):
         lines += ["datasets:", f"- {_yaml(data)}"]
-    if isinstance(data, str) and isinstance(accuracy, (int, float)):
+    if task and isinstance(data, str) and isinstance(accuracy, (int, float)):
         lines += [
-            "model-index:", f"- name: {_yaml(_title(summary))}", "  results:", "  - task:", "      type: image-classification",
+            "model-index:", f"- name: {_yaml(_title(summary))}", "  results:", "  - task:", f"      type: {task}",
             "    dataset:",
             f"      name: {_yaml(data)}", f"      type: {_yaml(data)}", "    metrics:", "    - type: accuracy", f"      value: {accuracy}",
         ]  # fmt: skip

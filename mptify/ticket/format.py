@@ -18,7 +18,7 @@ from mptify.errors import BadSpec, DamagedTicket
 from mptify.spec import TicketSpec, make_spec
 from mptify.ticket import masks
 
-__all__ = ["Architecture", "Ticket", "TicketLayer", "from_bytes", "to_bytes"]
+__all__ = ["Architecture", "Ticket", "TicketLayer", "as_json", "coded_masks", "from_bytes", "to_bytes"]
 
 KEY, VERSION = "mptify", 1
 MOST_HEADER = 1 << 24  # bytes of JSON; the largest network there is needs a hundredth of it
@@ -149,7 +149,7 @@ def to_bytes(ticket: Ticket) -> bytes:
     digest = _digest(description, ticket)
     layers = [[*row, len(blob)] for row, blob in zip(description["layers"], blobs, strict=True)]
     description |= {"layers": layers, "sha256": digest}
-    data = safetensors.numpy.save({name: value for name, value in sections.items() if value.size}, {KEY: _json(description)})
+    data = safetensors.numpy.save({name: value for name, value in sections.items() if value.size}, {KEY: as_json(description)})
     try:
         from_bytes(data)
     except DamagedTicket as error:
@@ -216,13 +216,14 @@ def _origin(layer: TicketLayer) -> str:
     return "seed" if layer.signs is None and layer.values is None else "signs" if layer.values is None else "values"
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """The one way in which a value is written; `ValueError` or `TypeError` for what JSON can't say."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _digest(description: Mapping[str, Any], ticket: Ticket) -> str:
     """Over the description, then per layer its mask, its survivors' signs, its gain and stored values, then the floats."""
-    whole = hashlib.sha256(_json(description).encode())
+    whole = hashlib.sha256(as_json(description).encode())
     for layer in ticket.layers.values():
         mask = layer.mask.reshape(-1)
         whole.update(np.packbits(mask, bitorder="little").tobytes())
@@ -255,11 +256,17 @@ def from_bytes(data: bytes) -> Ticket:
     if any(sections.values()):
         raise DamagedTicket("The file holds more than it describes.")
     plain = _without_lengths(description)
-    if _json(plain) != _json(_description(ticket)):
+    if as_json(plain) != as_json(_description(ticket)):
         raise DamagedTicket("The file's description is not written as plainly as it could be.")
     if description["sha256"] != _digest(plain, ticket):
         raise DamagedTicket("The file is damaged: what it holds is not what was written (its SHA-256 differs).")
     return ticket
+
+
+def coded_masks(data: bytes) -> dict[str, bytes]:
+    """Of a file that `from_bytes` took: each layer's mask as it is coded there."""
+    section = _read_sections(data)["masks"]
+    return {row[0]: bytes(section.take(row[-1])) for row in _read_description(data)["layers"]}
 
 
 def _without_lengths(description: dict[str, Any]) -> dict[str, Any]:
@@ -297,7 +304,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
     try:
         parsed = json.loads(text.decode(), object_pairs_hook=once, parse_constant=no_constant)
-        _json(parsed).encode()  # 1e999 and half characters come in, but would not go out again
+        as_json(parsed).encode()  # 1e999 and half characters come in, but would not go out again
     except (ValueError, RecursionError) as error:
         raise DamagedTicket(f"The file's description can't be read: {error}.") from None
     if not isinstance(parsed, dict):

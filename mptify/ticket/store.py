@@ -7,7 +7,6 @@ elsewhere: mask, gain and effective weight then come out of the usual arithmetic
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from mptify.layers import Ticketed
 from mptify.spec import TicketSpec
 from mptify.surgery import ticket_layers, transform
 from mptify.surgery.plan import plan_of
-from mptify.ticket.format import Architecture, Ticket, TicketLayer, from_bytes, to_bytes
+from mptify.ticket.format import Architecture, Ticket, TicketLayer, as_json, from_bytes, to_bytes
 
-__all__ = ["load", "read", "save", "swap_", "ticket_of", "write"]
+__all__ = ["load", "read", "read_both", "save", "swap_", "ticket_of", "write"]
 
 
 # -- model -> ticket ---------------------------------------------------------------------------------------------------------
@@ -69,7 +68,7 @@ def _one_type(model: nn.Module) -> torch.dtype:
 
 def _check_notes(notes: dict[str, Any] | None) -> None:
     try:
-        json.dumps(notes or {}, ensure_ascii=False, sort_keys=True, allow_nan=False).encode()
+        as_json(notes or {}).encode()
     except (TypeError, ValueError) as error:
         raise BadSpec(f"notes hold what JSON can't say: {error}.") from None
 
@@ -214,14 +213,31 @@ def _build(ticket: Ticket, path: str | Path) -> nn.Module:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
+        entry = catalog.resolve(str(architecture))
+        _require_size(ticket, entry, path)
         with catalog.quick_init(), torch.random.fork_rng(devices=[]):
-            return catalog.build(catalog.resolve(str(architecture)), **architecture.arguments)
+            return catalog.build(entry, **architecture.arguments)
     except MptifyError:
         raise
     except Exception as error:  # whatever a builder makes of arguments that it was never built with
         raise TicketMismatch(f"{path}: {architecture} can't be built with {architecture.arguments}: {error}.") from error
     finally:
         torch.set_default_dtype(before)
+
+
+def _require_size(ticket: Ticket, entry: catalog.Entry, path: str | Path) -> None:
+    """Refuse a small ticket that names a huge network before its memory is taken; what can't be built on `meta` is fixed in size."""
+    try:
+        with torch.device("meta"):
+            network = catalog.build(entry, **ticket.architecture.arguments)  # type: ignore[union-attr]
+    except Exception:  # torchvision's regnets and detectors; a wrong argument is told by building it really
+        return
+    there = sum(parameter.numel() for parameter in network.parameters())
+    here = ticket.count + sum(value.size for value in ticket.floats.values())
+    if there > 2 * here + (1 << 20):  # biases may have been dropped, and of small networks they are much
+        raise TicketMismatch(
+            f"{path}: {entry} has {there:,} parameters, and the ticket speaks of {here:,}; it was not cut from that network."
+        )
 
 
 # -- files -------------------------------------------------------------------------------------------------------------------
@@ -246,8 +262,14 @@ def save(model: nn.Module, path: str | Path, architecture: str | None = None, **
 
 def read(path: str | Path) -> Ticket:
     """The ticket in a file, without building any network."""
+    return read_both(path)[0]
+
+
+def read_both(path: str | Path) -> tuple[Ticket, bytes]:
+    """The ticket in a file, and the file."""
     try:
-        return from_bytes(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+        return from_bytes(data), data
     except OSError as error:
         raise MptifyError(f"{path}: can't be read ({error.strerror}).") from None
     except DamagedTicket as error:

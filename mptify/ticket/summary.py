@@ -10,7 +10,7 @@ import numpy as np
 from mptify.errors import TicketMismatch
 from mptify.functional import mask_entropy
 from mptify.ticket import masks
-from mptify.ticket.format import Ticket, to_bytes
+from mptify.ticket.format import Ticket, TicketLayer, coded_masks
 
 __all__ = ["LayerOverlap", "LayerSummary", "Summary", "compare", "summarize"]
 
@@ -62,11 +62,11 @@ class Summary:
         return asdict(self)
 
 
-def summarize(ticket: Ticket) -> Summary:
-    """All that `mptify inspect` shows."""
-    layers = tuple(_layer(layer) for layer in ticket.layers.values())
+def summarize(ticket: Ticket, data: bytes) -> Summary:
+    """All that `mptify inspect` shows of a ticket and the file that it was read from."""
+    coded = coded_masks(data)
+    layers = tuple(_layer(layer, coded[name]) for name, layer in ticket.layers.items())
     built = ticket.architecture
-    data = to_bytes(ticket)
     return Summary(
         architecture=None if built is None else str(built),
         arguments={} if built is None else built.arguments,
@@ -85,9 +85,8 @@ def summarize(ticket: Ticket) -> Summary:
     )
 
 
-def _layer(layer: Any) -> LayerSummary:
+def _layer(layer: TicketLayer, blob: bytes) -> LayerSummary:
     filters = layer.mask.reshape(layer.shape[0] if layer.shape else 1, -1).mean(1)
-    blob = masks.encode(layer.mask)
     return LayerSummary(
         name=layer.name,
         shape=layer.shape,

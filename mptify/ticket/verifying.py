@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mptify import catalog, randomness
 from mptify.errors import TicketMismatch
+from mptify.ticket.format import Ticket
 from mptify.ticket.store import load, read
 
-__all__ = ["FixedRun", "run_on_fixed_input"]
+__all__ = ["FixedRun", "rounding_loss", "run_on_fixed_input"]
 
 
 @dataclass(frozen=True)
@@ -28,23 +29,38 @@ class FixedRun:
 
 def run_on_fixed_input(path: str | Path) -> FixedRun:
     """Load a ticket of a named network and run it in `eval()` on numbers drawn as its weights are."""
-    ticket = read(path)
-    architecture = ticket.architecture
-    if architecture is None:
-        raise TicketMismatch(f"{path} names no network to run.")
-    model = load(path)
-    entry = catalog.resolve(str(architecture))
-    given = architecture.arguments
-    example = catalog.example_inputs(entry, model, given.get("input_size"), given.get("in_chans", 3))
-    inputs = _drawn(example, getattr(torch, ticket.dtype))
-    with torch.no_grad():
-        outputs = list(catalog.tensors_in(model(*inputs)))
+    inputs, outputs = _outputs(load(path), read(path), path)
     whole = hashlib.sha256()
     for output in outputs:
         whole.update(f"{tuple(output.shape)} {output.dtype}\n".encode())
         whole.update(output.contiguous().view(torch.uint8).numpy().tobytes())
     first = tuple(outputs[0].reshape(-1)[:8].float().tolist()) if outputs else ()
     return FixedRun(whole.hexdigest(), tuple(next(catalog.tensors_in(inputs)).shape), first)
+
+
+def rounding_loss(model: nn.Module, path: str | Path) -> float:
+    """How far a file's outputs are from those of the model it was saved from: the largest difference over the largest output."""
+    was = model.training
+    try:
+        _, ours = _outputs(model.eval(), read(path), path)
+        _, theirs = _outputs(load(path), read(path), path)
+    finally:
+        model.train(was)
+    pairs = [(one.double(), two.double()) for one, two in zip(ours, theirs, strict=True) if one.is_floating_point() and one.numel()]
+    if any(one.shape != two.shape for one, two in pairs):  # a detector that finds another number of boxes
+        return 1.0
+    return max((float((one - two).abs().max() / one.abs().max().clamp_min(1e-30)) for one, two in pairs), default=0.0)
+
+
+def _outputs(model: nn.Module, ticket: Ticket, path: str | Path) -> tuple[Any, list[Tensor]]:
+    architecture = ticket.architecture
+    if architecture is None:
+        raise TicketMismatch(f"{path} names no network to run.")
+    given = architecture.arguments
+    example = catalog.example_inputs(catalog.resolve(str(architecture)), model, given.get("input_size"), given.get("in_chans", 3))
+    inputs = _drawn(example, getattr(torch, ticket.dtype))
+    with torch.no_grad():
+        return inputs, list(catalog.tensors_in(model(*inputs)))
 
 
 def _drawn(example: Any, dtype: torch.dtype) -> Any:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -12,6 +13,10 @@ from typer.testing import CliRunner
 import mptify
 from mptify.cli import app
 from mptify.errors import MptifyError
+from mptify.ticket import masks
+from mptify.ticket.card import model_card
+from mptify.ticket.store import read_both
+from mptify.ticket.summary import summarize
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -57,6 +62,12 @@ def test_what_is_learned_starts_as_the_network_starts_it_not_at_a_filler(tmp_pat
     run("convert", "timm:vit_tiny_patch16_224", "--out", tmp_path / "a.ticket")
     position = mptify.read(tmp_path / "a.ticket").floats["pos_embed"]
     assert position.std() > 0.01
+
+
+def test_float16_says_what_it_costs(tmp_path):
+    result = run("convert", "timm:test_vit", "--float16", "--out", tmp_path / "half.ticket")
+    share = float(re.search(r"outputs differ by ([\d.e-]+) %", result.output).group(1))
+    assert 0 < share < 1
 
 
 def test_inspect_shows_layers_and_how_the_ticket_was_made(files):
@@ -106,6 +117,29 @@ def test_a_card_has_the_header_that_the_hub_reads(files, tmp_path):
     assert metadata["model-index"][0]["results"][0]["metrics"] == [{"type": "accuracy", "value": 0.5}]
     assert 'mptify.load("a.ticket")' in page
     assert "exists" in str(run("card", tmp_path / "a.ticket", "--out", tmp_path / "README.md").exception)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [("timm:test_vit", "image-classification"), ("torchvision:fcn_resnet50", "image-segmentation"), ("torchvision:raft_small", None),
+     ("torchvision:ssd300_vgg16", "object-detection"), ("torchvision:r3d_18", "video-classification"), (None, "image-classification")],
+)  # fmt: skip
+def test_a_card_names_the_task_as_the_hub_does(files, architecture, task):
+    summary = replace(summarize(*read_both(files[0])), architecture=architecture, notes={"data": "some", "accuracy": 0.5})
+    metadata = yaml.safe_load(model_card(summary, "a.ticket", "mit").split("---\n", 2)[1])
+    assert metadata.get("pipeline_tag") == task
+    assert ("model-index" in metadata) == (task is not None)
+
+
+def test_inspect_counts_the_bytes_that_are_in_the_file(files):
+    """Not those that this version would write."""
+    ticket, data = read_both(files[0])
+    summary = summarize(ticket, data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    first, last = header["masks"]["data_offsets"]
+    assert summary.mask_bytes == last - first
+    assert summary.file_bytes == len(data)
+    assert [layer.coded_bytes for layer in summary.layers] == [len(masks.encode(layer.mask)) for layer in ticket.layers.values()]
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "card"])

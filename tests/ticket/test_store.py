@@ -353,6 +353,19 @@ def test_a_builder_that_fails_is_told_in_one_sentence(name, arguments, tmp_path)
         mptify.load(tmp_path / "a.ticket")
 
 
+def test_a_small_ticket_that_names_a_huge_network_is_refused_before_it_is_built(tmp_path, monkeypatch):
+    ticket = mptify.ticket_of(lived_in(Plain()), architecture=store.Architecture("timm", "vit_base_patch16_224", {"num_classes": 1 << 17}))
+    store.write(ticket, tmp_path / "a.ticket")
+    devices = []
+    build = store.catalog.build
+    monkeypatch.setattr(
+        store.catalog, "build", lambda *args, **kwargs: devices.append(torch.get_default_device()) or build(*args, **kwargs)
+    )
+    with pytest.raises(TicketMismatch, match="not cut from"):
+        mptify.load(tmp_path / "a.ticket")
+    assert devices == [torch.device("meta")]
+
+
 # -- files ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -379,7 +392,31 @@ def test_links_are_followed_and_what_is_no_file_is_left_alone(tmp_path):
     mptify.save(lived_in(Plain()), tmp_path / ("a" * 250))
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+FILLER = """
+import resource, signal, sys
+from mptify.errors import MptifyError
+from mptify.ticket import store
+from tests.ticket.test_format import small
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    store.write(small(notes={"other": "x" * 200_000}), sys.argv[1])
+except MptifyError as error:
+    print(error)
+"""
+
+
+def test_a_file_that_the_system_cuts_short_leaves_the_old_one(tmp_path):
+    path = tmp_path / "a.ticket"
+    mptify.save(lived_in(Plain()), path)
+    old = path.read_bytes()
+    result = subprocess.run([sys.executable, "-c", FILLER, str(path)], capture_output=True, text=True)
+    assert "can't write there" in result.stdout, result.stderr
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_is_full_at_the_last_moment_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.ticket"
     mptify.save(lived_in(Plain()), path)
     old = path.read_bytes()
