@@ -22,9 +22,10 @@ from contextvars import ContextVar
 
 import numpy as np
 
-__all__ = ["KAIMING_GAIN", "frozen_weight", "magnitudes", "scores", "signs", "standard_deviation", "undrawn"]
+__all__ = ["KAIMING_GAIN", "LEVEL_BLOCK", "frozen_weight", "magnitudes", "score_levels", "scores", "signs", "standard_deviation", "undrawn"]
 
 KAIMING_GAIN = math.sqrt(2)  # for ReLU-like nonlinearities, as in the paper
+LEVEL_BLOCK = 1 << 17  # even, so that a block is whole words
 _LN2 = 0.6931471805599453
 
 
@@ -43,9 +44,12 @@ def undrawn() -> Iterator[None]:
 
 def _words(seed: int, layer: str, purpose: str, count: int) -> np.ndarray:
     """The first `count` raw words of the stream that belongs to this seed, layer and purpose, little-endian."""
+    return _generator(seed, layer, purpose).random_raw(count).astype("<u8", copy=False)
+
+
+def _generator(seed: int, layer: str, purpose: str) -> np.random.Philox:
     label = f"mptify 1\n{seed}\n{layer}\n{purpose}".encode()
-    key = int.from_bytes(hashlib.sha256(label).digest()[:16], "little")
-    return np.random.Philox(key=key).random_raw(count).astype("<u8", copy=False)
+    return np.random.Philox(key=int.from_bytes(hashlib.sha256(label).digest()[:16], "little"))
 
 
 def signs(seed: int, layer: str, count: int) -> np.ndarray:
@@ -69,6 +73,15 @@ def scores(seed: int, layer: str, count: int, bound: float) -> np.ndarray:
     steps += np.float32(0.5 - 2**23)
     steps *= np.float32(bound * 2.0**-23)
     return steps
+
+
+def score_levels(seed: int, layer: str, count: int) -> Iterator[np.ndarray]:
+    """How large the first scores are, from 0 to 127 (uint8), without making them: in blocks of `LEVEL_BLOCK` weights."""
+    generator = _generator(seed, layer, "scores")
+    for start in range(0, count, LEVEL_BLOCK):
+        words = generator.random_raw(LEVEL_BLOCK // 2).astype("<u8", copy=False)
+        top = words.view(np.uint8)[3::4][: count - start]
+        yield (top ^ ((top >> 7) - np.uint8(1))) & np.uint8(127)  # negative ones count down from 127
 
 
 def standard_deviation(fan_in: int, prune: float, gain: float = KAIMING_GAIN) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -137,7 +138,7 @@ class Ticket:
 def to_bytes(ticket: Ticket) -> bytes:
     """The file, the same bytes for the same ticket."""
     _check_arrays(ticket)
-    blobs = [masks.encode(layer.mask) for layer in ticket.layers.values()]
+    blobs = [masks.encode(layer.mask, _levels(layer, ticket.spec)) for layer in ticket.layers.values()]
     sections = {
         "masks": np.frombuffer(b"".join(blobs), np.uint8),
         "gains": np.array([layer.gain for layer in ticket.layers.values()], "<f4"),
@@ -151,10 +152,18 @@ def to_bytes(ticket: Ticket) -> bytes:
     description |= {"layers": layers, "sha256": digest}
     data = safetensors.numpy.save({name: value for name, value in sections.items() if value.size}, {KEY: as_json(description)})
     try:
-        from_bytes(data)
+        found, _ = _parse(data)
     except DamagedTicket as error:
         raise BadSpec(f"This ticket can't be written, since no reader would take it: {error}") from None
+    assert all(np.array_equal(found.layers[name].mask, layer.mask) for name, layer in ticket.layers.items())
     return data
+
+
+def _levels(layer: TicketLayer, spec: TicketSpec) -> masks.Levels | None:
+    """The first scores, unless the layer's signs are stored to make a file that needs no generator."""
+    if spec.init != "keep" and _origin(layer) != "seed":
+        return None
+    return functools.partial(randomness.score_levels, spec.seed, layer.name, layer.mask.size)
 
 
 def _check_arrays(ticket: Ticket) -> None:
@@ -241,6 +250,14 @@ def _digest(description: Mapping[str, Any], ticket: Ticket) -> str:
 
 def from_bytes(data: bytes) -> Ticket:
     """The ticket in a file, or `DamagedTicket`: nothing is half-used."""
+    ticket, description = _parse(data)
+    if description["sha256"] != _digest(_without_lengths(description), ticket):
+        raise DamagedTicket("The file is damaged: what it holds is not what was written (its SHA-256 differs).")
+    return ticket
+
+
+def _parse(data: bytes) -> tuple[Ticket, dict[str, Any]]:
+    """What a file says, all but its digest checked."""
     description = _read_description(data)
     sections = _read_sections(data)
     spec = _read_spec(description["spec"])
@@ -255,12 +272,9 @@ def from_bytes(data: bytes) -> Ticket:
     )
     if any(sections.values()):
         raise DamagedTicket("The file holds more than it describes.")
-    plain = _without_lengths(description)
-    if as_json(plain) != as_json(_description(ticket)):
+    if as_json(_without_lengths(description)) != as_json(_description(ticket)):
         raise DamagedTicket("The file's description is not written as plainly as it could be.")
-    if description["sha256"] != _digest(plain, ticket):
-        raise DamagedTicket("The file is damaged: what it holds is not what was written (its SHA-256 differs).")
-    return ticket
+    return ticket, description
 
 
 def coded_masks(data: bytes) -> dict[str, bytes]:
@@ -384,7 +398,8 @@ def _read_layers(rows: Any, sections: dict[str, _Section], spec: TicketSpec, mos
         signs = _read_signs(sections["signs"], kept) if origin == "signs" else None
         values = np.frombuffer(sections["values"].take(4 * kept), "<f4") if origin == "values" else None
         try:
-            layers[name] = TicketLayer(name, masks.decode(blob, shape, kept), gain, signs, values)
+            levels = functools.partial(randomness.score_levels, spec.seed, name, math.prod(shape))
+            layers[name] = TicketLayer(name, masks.decode(blob, shape, kept, levels), gain, signs, values)
         except DamagedTicket as error:
             raise DamagedTicket(f"{name}: {error}.") from None
     return layers

@@ -3,6 +3,9 @@
 A mask's bits are grouped by how likely they are to be set, each group is packed into bytes, and a byte with k bits set
 has the probability d^k (1-d)^(8-k), d the group's density. One coder call per group, an eighth of the symbols. All
 probabilities are integers over 2^24, made by integer arithmetic (`byte_weights`), so every reader finds the same ones.
+
+What a search kept is mostly what had large scores to begin with, and those the seed says. So the best groups are often
+those of like first score, which cost nothing to describe: half of a searched mask's entropy, or less, is left.
 The layout of the bytes, for a second reader, is in docs/format.md.
 """
 
@@ -22,10 +25,10 @@ from mptify.functional import mask_entropy
 
 __all__ = ["WEIGHTS_PER_BYTE", "byte_weights", "decode", "describe", "encode", "unpack"]
 
-RAW, CLASSES, ADAPTIVE = 0, 1, 2
+RAW, CLASSES, ADAPTIVE, LEVELS = 0, 1, 2, 3
 BLOCK = 2048  # weights that the adaptive model codes at one density
 MOST_CLASSES = 16  # per axis
-WEIGHTS_PER_BYTE = 1024  # at most so many hang on one coded byte, so that a small file can't ask for much memory
+WEIGHTS_PER_BYTE = {RAW: 8, CLASSES: 1024, ADAPTIVE: 1024, LEVELS: 256}  # at most, so that a small file can't ask for much
 _FREE = (1 << 24) - 256  # of 2^24, each of 256 bytes has one for sure
 _ONES = np.array([bin(byte).count("1") for byte in range(256)])
 
@@ -57,16 +60,23 @@ def _density(ones: int, count: int) -> int:
 # -- both ways -----------------------------------------------------------------------------------------------------------
 
 
-def encode(mask: np.ndarray) -> bytes:
-    """The mask as bytes, under the model that makes it smallest."""
+Levels = Callable[[], Iterator[np.ndarray]]  # how large each weight's first score was, 0 to 127, in blocks
+
+
+def encode(mask: np.ndarray, levels: Levels | None = None) -> bytes:
+    """The mask as bytes, under the model that makes it smallest; without `levels`, first scores are none of them."""
     bits = np.ascontiguousarray(mask, dtype=bool)
     packed = np.packbits(bits.reshape(-1), bitorder="little")
     raw = bytes([RAW]) + packed.tobytes()
-    plans = [_plan_classes(bits), _plan_adaptive(packed, bits.size)]
-    plans[1] = replace(plans[1], size=1.001 * plans[1].size + 8)  # it takes longer to read: a few bytes are not worth it
+    plans = [_plan_classes(bits)]
+    # What takes longer to read must be worth it.
+    if levels is not None:
+        plans.append(_dearer(_plan_levels(bits.reshape(-1), levels), 1.01))
+    if plans[-1].size > 0.9 * plans[0].size:
+        plans.append(_dearer(_plan_adaptive(packed, bits.size), 1.001))
     best = min(plans, key=lambda plan: plan.size)
     coded = best.encode() if best.size < len(raw) else raw
-    missing = -(-bits.size // WEIGHTS_PER_BYTE) - len(coded)
+    missing = -(-bits.size // WEIGHTS_PER_BYTE[coded[0]]) - len(coded)
     coded += bytes(-(-max(missing, 0) // 4) * 4)  # whole words of zeros, which no coder ends in by itself
     return coded if len(coded) < len(raw) else raw
 
@@ -79,10 +89,16 @@ class _Plan:
     encode: Callable[[], bytes]
 
 
-def decode(blob: bytes, shape: Sequence[int], kept: int) -> np.ndarray:
+def _dearer(plan: _Plan, factor: float) -> _Plan:
+    return replace(plan, size=factor * plan.size + 8)
+
+
+def decode(blob: bytes, shape: Sequence[int], kept: int, levels: Levels | None = None) -> np.ndarray:
     """The mask back, or `DamagedTicket`: every byte must be used, and exactly `kept` weights survive."""
     count = math.prod(shape)
-    if count > WEIGHTS_PER_BYTE * len(blob):
+    if not blob or blob[0] not in WEIGHTS_PER_BYTE:
+        raise DamagedTicket(f"masks are coded in ways 0 to 3, and this one in way {blob[0] if blob else 'none'}")
+    if count > WEIGHTS_PER_BYTE[blob[0]] * len(blob):
         raise DamagedTicket(f"a mask of {count:,} weights can't come from {len(blob):,} bytes")
     body = memoryview(blob)[1:]
     if blob[0] == RAW:
@@ -92,7 +108,9 @@ def decode(blob: bytes, shape: Sequence[int], kept: int) -> np.ndarray:
     elif blob[0] == ADAPTIVE:
         bits = _decode_adaptive(body, count)
     else:
-        raise DamagedTicket(f"masks are coded in ways 0 to 2, and this one in way {blob[0]}")
+        if levels is None:
+            raise DamagedTicket("a mask is coded by first scores that nobody knows")
+        bits = _decode_levels(body, count, levels)
     if int(bits.sum()) != kept:
         raise DamagedTicket(f"{int(bits.sum()):,} weights survive where {kept:,} should")
     return bits.reshape(shape)
@@ -104,13 +122,15 @@ def describe(blob: bytes) -> str:
         return "raw bits"
     if blob[0] == ADAPTIVE:
         return "adaptive"
+    if blob[0] == LEVELS:
+        return f"{1 << blob[1]} classes of first scores"
     names = [f"{many} {axis}" for many, axis in zip(blob[1:4], ("filter", "channel", "tap"), strict=True) if many > 1]
     return " × ".join(names) + " classes" if names else "one density"
 
 
-def unpack(packed: np.ndarray, count: int) -> np.ndarray:
-    """Bits from bytes that must hold exactly these, with zeros behind them."""
-    if packed.size != -(-count // 8) or (count % 8 and packed[-1] >> count % 8):
+def unpack(packed: np.ndarray, count: int, filler: bool = False) -> np.ndarray:
+    """Bits from bytes that must hold exactly these, with zeros (or ones) behind them."""
+    if packed.size != -(-count // 8) or (count % 8 and packed[-1] >> count % 8 != filler * (255 >> count % 8)):
         raise DamagedTicket("packed bits don't match their number")
     return np.unpackbits(packed, count=count, bitorder="little").view(bool)
 
@@ -318,3 +338,63 @@ def _decode_adaptive(body: memoryview, count: int) -> np.ndarray:
         packed[start // 8 : start // 8 + block.size] = block
         density = _followed(density, int(_ONES[block].sum()), here, body[0])
     return _ended(coder, unpack(packed, count))
+
+
+# -- classes of first scores ---------------------------------------------------------------------------------------------------
+
+
+def _plan_levels(bits: np.ndarray, levels: Levels) -> _Plan:
+    blocks = list(levels())
+    tally, start = np.zeros(256, np.int64), 0
+    for block in blocks:
+        tally += np.bincount(block | bits[start : start + block.size].view(np.uint8) << 7, minlength=256)
+        start += block.size
+    best = _Plan(math.inf, lambda: b"")
+    for width in range(1, 8):
+        zeros, ones = tally.reshape(2, 1 << width, -1).sum(2)
+        size = 10 + (2 << width) + (len(blocks) << width) / 4 + float(_entropies(zeros + ones, ones).sum())
+        if size < best.size:
+            densities = [_density(one, count) for one, count in zip(ones.tolist(), (zeros + ones).tolist(), strict=True)]
+            best = _Plan(size, functools.partial(_encode_levels, bits, blocks, width, densities))
+    return best
+
+
+def _encode_levels(bits: np.ndarray, blocks: list[np.ndarray], width: int, densities: list[int]) -> bytes:
+    coder = constriction.stream.stack.AnsCoder()
+    end = bits.size
+    for block in reversed(blocks):
+        order, counts = _by_class(block, width)
+        ranked, stop = bits[end - block.size : end][order], block.size
+        for count, density in zip(reversed(counts), reversed(densities), strict=True):
+            if count:
+                filled = np.append(ranked[stop - count : stop], np.full(-count % 8, density >= 32768))
+                coder.encode_reverse(np.packbits(filled, bitorder="little").astype(np.int32), _model(density))
+            stop -= count
+        end -= block.size
+    return bytes([LEVELS, width]) + np.array(densities, "<u2").tobytes() + _words(coder)
+
+
+def _decode_levels(body: memoryview, count: int, levels: Levels) -> np.ndarray:
+    width = body[0] if len(body) else 0
+    densities = np.frombuffer(body[1 : 1 + (2 << width)], np.uint8) if 1 <= width <= 7 else np.zeros(0, np.uint8)
+    if densities.size != 2 << width or not densities.view("<u2").all():
+        raise DamagedTicket("a mask's classes of first scores are not as an encoder writes them")
+    coder = _coder(body[1 + (2 << width) :])
+    bits, start = np.empty(count, bool), 0
+    for block in levels():
+        order, counts = _by_class(block, width)
+        ranked, at = np.empty(block.size, bool), 0
+        for here, density in zip(counts, densities.view("<u2").tolist(), strict=True):
+            if here:
+                packed = coder.decode(_model(density), -(-here // 8)).astype(np.uint8)
+                ranked[at : at + here] = unpack(packed, here, density >= 32768)
+            at += here
+        bits[start : start + block.size][order] = ranked
+        start += block.size
+    return _ended(coder, bits)
+
+
+def _by_class(block: np.ndarray, width: int) -> tuple[np.ndarray, list[int]]:
+    """Where the weights of each class are, class by class in flat order, and how many there are of each."""
+    classes = block >> (7 - width)
+    return np.argsort(classes, kind="stable"), np.bincount(classes, minlength=1 << width).tolist()

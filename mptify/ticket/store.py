@@ -81,14 +81,14 @@ def _own_layers(model: nn.Module) -> dict[str, Any]:
 def _ticket_layer(layer: Any, spec: TicketSpec, standalone: bool) -> TicketLayer:
     """With what the seed says left out, if the seed says it: somebody may have put other weights there."""
     mask = layer.mask.cpu().numpy()
-    survivors = layer.frozen.detach().cpu().numpy()[mask]
+    frozen = layer.frozen.detach().cpu().numpy()
     gain = float(layer.gain) if layer.weight_bits == 1 else layer.deviation
     if not standalone and spec.init != "keep":
         found = TicketLayer(layer.ticket_name, mask, gain)
-        if layer.weight_bits == 1 and np.array_equal(found.negative(spec.seed)[mask], np.signbit(survivors)):
+        differs = found.negative(spec.seed) != np.signbit(frozen) if layer.weight_bits == 1 else found.weights(spec) != frozen
+        if not (differs & mask).any():
             return found
-        if layer.weight_bits == 32 and np.array_equal(found.weights(spec)[mask], survivors):
-            return found
+    survivors = frozen[mask]
     if layer.weight_bits == 32:
         return TicketLayer(layer.ticket_name, mask, values=survivors)
     return TicketLayer(layer.ticket_name, mask, gain, signs=np.signbit(survivors))

@@ -153,7 +153,8 @@ def bomb(data, rng):
     layer[1] = [int(rng.integers(1, 2**31)), int(rng.integers(1, 2**12))] if rng.random() < 0.5 else [1024 * layer[4]]
     layer[2] = 1
     begin = header["masks"]["data_offsets"][0]
-    blob = bytes([1, 1, 1, 1, 1, 0]) + bytes(max(0, layer[4] - 6))
+    head = bytes([1, 1, 1, 1, 1, 0]) if rng.random() < 0.5 else bytes([3, 1, 1, 0, 1, 0])
+    blob = head + bytes(max(0, layer[4] - 6))
     header["__metadata__"]["mptify"] = json.dumps(description)
     return whole(header, body[:begin] + blob[: layer[4]] + body[begin + layer[4] :])
 
@@ -162,16 +163,15 @@ def many(data, rng):
     """Thousands of layers or tensors, each of which could pass alone, and a mask in classes that is as large as it may be."""
     header, body = parts(data)
     description = json.loads(header["__metadata__"]["mptify"])
-    way = rng.integers(3)
+    way = rng.integers(4)
     if way == 0:
         description["floats"] = [[f"a{number}", [1 << 20], 1.0] for number in range(2000)]
         header["__metadata__"]["mptify"] = json.dumps(description)
         return whole(header, body)
-    length = 1032 if way == 1 else 20_000
-    layers = 300 if way == 1 else 1
-    head = bytes([1, 1, 1, 1, 1, 0]) if way == 1 else bytes([1, 1, 2, 1, 0x10, 1, 0, 1, 0])
+    length, layers, per_byte = [(1032, 300, 1024), (20_000, 1, 1024), (60_000, 1, 256)][way - 1]
+    head = [bytes([1, 1, 1, 1, 1, 0]), bytes([1, 1, 2, 1, 0x10, 1, 0, 1, 0]), bytes([3, 7] + 128 * [1, 0])][way - 1]
     blob = head + bytes((length - len(head)) // 4 * 4)
-    count = 1024 * len(blob)
+    count = per_byte * len(blob)
     origin = description["layers"][0][3]
     description["layers"] = [[f"a{n}", [count // 2, 2], 1, origin, len(blob)] for n in range(layers)]
     sections = {

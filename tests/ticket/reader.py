@@ -40,7 +40,7 @@ def read(data):
     for (name, shape, kept, origin, size), gain in zip(description["layers"], sections["gains"], strict=True):
         coded = sections["masks"][at : at + size].tobytes()
         at += size
-        mask = read_mask(coded, shape)
+        mask = read_mask(coded, shape, spec["seed"], name)
         require(mask.sum() == kept, "survivors")
         values = None
         if origin == "seed":
@@ -89,9 +89,20 @@ def unpacked(packed, count):
     return bits[:count].astype(bool)
 
 
+def drawn_words(seed, name, purpose, count):
+    key = int.from_bytes(hashlib.sha256(f"mptify 1\n{seed}\n{name}\n{purpose}".encode()).digest()[:16], "little")
+    return np.random.Philox(key=key).random_raw(count)
+
+
+def drawn_levels(seed, name, count):
+    index = np.arange(count)
+    words = drawn_words(seed, name, "scores", -(-count // 2))[index // 2]
+    top = (words >> (32 * (index % 2) + 24).astype(np.uint64) & np.uint64(255)).astype(int)
+    return np.where(top >= 128, top - 128, 127 - top)
+
+
 def drawn_signs(seed, name, count):
-    key = int.from_bytes(hashlib.sha256(f"mptify 1\n{seed}\n{name}\nsigns".encode()).digest()[:16], "little")
-    words = np.random.Philox(key=key).random_raw(-(-count // 64))
+    words = drawn_words(seed, name, "signs", -(-count // 64))
     index = np.arange(count)
     return (words[index // 64] >> (index % 64).astype(np.uint64) & np.uint64(1)).astype(bool)
 
@@ -99,13 +110,30 @@ def drawn_signs(seed, name, count):
 # -- masks -----------------------------------------------------------------------------------------------------------------
 
 
-def read_mask(coded, shape):
+def read_mask(coded, shape, seed, name):
     count = math.prod(shape)
-    require(count <= 1024 * len(coded), "huge")
     way, rest = coded[0], coded[1:]
+    require(count <= {0: 8, 1: 1024, 2: 1024, 3: 256}[way] * len(coded), "huge")
     if way == 0:
         return unpacked(np.frombuffer(rest, np.uint8), count)
+    if way == 3:
+        return read_first_scores(rest, drawn_levels(seed, name, count))
     return read_classes(rest, shape, count) if way == 1 else read_adaptive(rest, count)
+
+
+def read_first_scores(rest, levels):
+    classes = 2 ** rest[0]
+    require(2 <= classes <= 128, "classes")
+    densities, coder = np.frombuffer(rest[1 : 1 + 2 * classes], "<u2").tolist(), Coder(rest[1 + 2 * classes :])
+    mask = np.zeros(levels.size, bool)
+    for start in range(0, levels.size, 131072):
+        block = levels[start : start + 131072] * classes // 128
+        for number, density in enumerate(densities):
+            where = start + np.flatnonzero(block == number)
+            packed = np.array(coder.pop(density, -(-where.size // 8)), np.uint8)
+            mask[where] = unpacked(packed if density < 32768 else ~packed, where.size) ^ (density >= 32768)
+    coder.finish()
+    return mask
 
 
 def read_classes(rest, shape, count):

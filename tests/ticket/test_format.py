@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mptify import randomness
 from mptify.errors import BadSpec, DamagedTicket
 from mptify.spec import make_spec
-from mptify.ticket.format import Architecture, Ticket, TicketLayer, from_bytes, to_bytes
+from mptify.ticket.format import Architecture, Ticket, TicketLayer, coded_masks, from_bytes, to_bytes
 from tests.ticket import reader
 
 
@@ -56,8 +57,20 @@ def with_survivors(ticket, **what):
     return dataclasses.replace(ticket, layers=layers)
 
 
+def searched():
+    """Masks that follow the first scores, as a search leaves them."""
+    ticket = small()
+    layers = {}
+    for name, one in (ticket.layers | {"wide": layer("wide", (3, 70_001), 0.5)}).items():
+        levels = np.concatenate(list(randomness.score_levels(7, name, one.mask.size)))
+        noise = np.random.RandomState(3).random(one.mask.size) < 0.1
+        layers[name] = dataclasses.replace(one, mask=((levels > 100) ^ noise).reshape(one.shape))
+    return dataclasses.replace(ticket, layers=layers)
+
+
 TICKETS = {
     "seed": small(),
+    "searched": searched(),
     "signs": with_survivors(small(), signs=True),
     "values": with_survivors(small(spec=make_spec({"bits": "32/32", "init": "keep"})), values=True),
     "no floats": small(floats={}),
@@ -93,6 +106,16 @@ def test_a_second_reader_finds_the_same(ticket):
         assert np.array_equal(theirs["weights"][name], one.weights(ticket.spec) * one.mask)
     for name, value in ticket.floats.items():
         assert theirs["floats"][name].tobytes() == value.tobytes()
+
+
+def test_a_standalone_ticket_does_not_lean_on_first_scores():
+    """What stores its signs can be read without a generator: masks too."""
+    seeded, alone = searched(), with_survivors(searched(), signs=True)
+    ways = [{blob[0] for blob in coded_masks(to_bytes(ticket)).values()} for ticket in (seeded, alone)]
+    assert 3 in ways[0]
+    assert 3 not in ways[1]
+    kept = dataclasses.replace(alone, spec=make_spec({"bits": "1/1", "prune": 0.8, "seed": 7, "init": "keep"}))
+    assert 3 in {blob[0] for blob in coded_masks(to_bytes(kept)).values()}
 
 
 def test_any_safetensors_reader_opens_it(tmp_path):
@@ -223,7 +246,7 @@ def test_what_is_no_ticket_is_refused(data):
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.mark.parametrize("name", ["seed", "signs", "values", "float16"])
+@pytest.mark.parametrize("name", ["seed", "searched", "signs", "values", "float16"])
 def test_golden_files_are_written_byte_for_byte(name):
     assert to_bytes(TICKETS[name]) == (GOLDEN / f"v1_{name}.ticket").read_bytes()
 

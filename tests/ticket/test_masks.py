@@ -1,5 +1,6 @@
 """Masks as bytes and back, and how small they get."""
 
+import functools
 import math
 
 import numpy as np
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from mptify import randomness
 from mptify.errors import DamagedTicket
-from mptify.functional import mask_entropy
+from mptify.functional import kept_count, mask_entropy
 from mptify.ticket import masks
 
 SHAPES = [(1,), (7,), (64, 3, 7, 7), (10, 64), (32, 1, 3, 3), (16, 8, 3), (8, 4, 3, 3, 3), (300, 500)]
@@ -21,10 +23,19 @@ def drawn(shape, density, seed=0):
     return mask
 
 
-def there_and_back(mask):
-    blob = masks.encode(mask)
-    assert np.array_equal(masks.decode(blob, mask.shape, int(mask.sum())), mask)
+def there_and_back(mask, levels=None):
+    blob = masks.encode(mask, levels)
+    assert np.array_equal(masks.decode(blob, mask.shape, int(mask.sum()), levels), mask)
     return blob
+
+
+def moved(shape, prune, noise, layer="conv"):
+    """The mask of first scores to which noise was added, and the levels that they began with."""
+    count = math.prod(shape)
+    scores = randomness.scores(0, layer, count, 1.0) + noise * np.random.default_rng(0).standard_normal(count)
+    mask = np.zeros(count, bool)
+    mask[np.argsort(-np.abs(scores), kind="stable")[: kept_count(count, prune)]] = True
+    return mask.reshape(shape), functools.partial(randomness.score_levels, 0, layer, count)
 
 
 @given(hnp.arrays(bool, hnp.array_shapes(max_dims=5, max_side=12)))
@@ -65,6 +76,42 @@ def test_a_mask_whose_density_drifts_is_followed():
     blob = there_and_back(mask)
     assert masks.describe(blob) == "adaptive"
     assert len(blob) < 0.9 * mask_entropy(mask.size, int(mask.sum())) / 8
+
+
+@pytest.mark.parametrize("prune", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("shape", [(512, 300, 3, 3), (64, 64, 3, 3), (131_072,), (131_073,), (9, 7)])
+def test_a_mask_that_follows_the_first_scores_costs_what_is_new(shape, prune):
+    mask, levels = moved(shape, prune, 0.05)
+    blob, alone = there_and_back(mask, levels), there_and_back(mask)
+    assert len(blob) <= len(alone)
+    if mask.size > 30_000:
+        assert masks.describe(blob).endswith("classes of first scores")
+        assert len(blob) < 0.5 * mask_entropy(mask.size, int(mask.sum())) / 8
+
+
+def test_what_the_seed_says_already_costs_next_to_nothing():
+    mask, levels = moved((512, 512, 3, 3), 0.8, 0.0)
+    assert len(there_and_back(mask, levels)) <= mask.size / 256 + 4
+
+
+def test_a_mask_that_forgot_its_first_scores_costs_no_more_than_without_them():
+    mask, levels = drawn((256, 128, 3, 3), 0.2), moved((256, 128, 3, 3), 0.8, 0.0)[1]
+    assert masks.encode(mask, levels) == masks.encode(mask)
+
+
+def test_a_mask_coded_by_first_scores_needs_them():
+    mask, levels = moved((64, 64, 3, 3), 0.8, 0.05)
+    with pytest.raises(DamagedTicket, match="nobody knows"):
+        masks.decode(masks.encode(mask, levels), mask.shape, int(mask.sum()))
+
+
+@pytest.mark.parametrize("change", [(1, 0), (1, 8), (1, 200)])
+def test_classes_of_first_scores_that_no_encoder_writes_are_refused(change):
+    mask, levels = moved((64, 64, 3, 3), 0.8, 0.05)
+    blob = bytearray(masks.encode(mask, levels))
+    blob[change[0]] = change[1]
+    with pytest.raises(DamagedTicket):
+        masks.decode(bytes(blob), mask.shape, int(mask.sum()), levels)
 
 
 @given(st.integers(1, 65535))
@@ -121,7 +168,7 @@ def test_a_huge_mask_in_a_few_bytes_is_refused_before_anything_is_allocated():
 def test_hardly_any_survivors_in_a_huge_layer_still_come_back():
     mask = np.zeros((4096, 8192), bool)
     mask[17, 400] = True
-    assert len(there_and_back(mask)) <= mask.size / masks.WEIGHTS_PER_BYTE + 4
+    assert len(there_and_back(mask)) <= mask.size / 1024 + 4
 
 
 def test_a_layer_that_keeps_everything_costs_next_to_nothing():
