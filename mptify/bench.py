@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import io
 import lzma
 import statistics
@@ -26,8 +24,9 @@ from mptify.functional import mask_entropy
 from mptify.surgery import ticket_layers, transform
 from mptify.ticket import load, save, ticket_of
 from mptify.ticket.format import to_bytes
+from mptify.training.process import keep_freed_memory
 
-__all__ = ["StepRatio", "TicketSize", "TicketSpeed", "cifar_resnet18", "command_ratio", "step_ratio", "ticket_size", "ticket_speed"]
+__all__ = ["StepRatio", "TicketSize", "TicketSpeed", "command_ratio", "step_ratio", "ticket_size", "ticket_speed"]
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,11 @@ class StepRatio:
     high: float
 
 
-def cifar_resnet18() -> nn.Module:
-    """torchvision's ResNet-18 as it is used on 32×32 images: a 3×3 stem of stride 1, and no max-pool."""
-    import torchvision
-
-    model = torchvision.models.resnet18(num_classes=10)
-    model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-    model.maxpool = nn.Identity()
-    return model
-
-
 def step_ratio(
     make: Callable[[], nn.Module], network: str, bits: str, prune: float, batch: int, rounds: int, tick: Callable[[], None] = lambda: None
 ) -> StepRatio:
     """Interleave dense and ticket training steps, and compare pair by pair: the ratio is the median over the pairs."""
-    _keep_freed_memory()
+    keep_freed_memory()
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, 32, 32, generator=generator)
     labels = torch.randint(10, (batch,), generator=generator)
@@ -77,14 +66,6 @@ def step_ratio(
     theirs_ms, ours_ms = (1e3 * statistics.median(one) for one in zip(*pairs, strict=True))
     low, ratio, high = np.quantile([ours / theirs for theirs, ours in pairs], (0.25, 0.5, 0.75)).tolist()
     return StepRatio(network, bits, batch, theirs_ms, ours_ms, ratio, low, high)
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc not to give freed memory back, so that no step pays for pages again that the other one's end let go."""
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-            libc.mallopt(setting, 1 << 30)
 
 
 def _stepper(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:

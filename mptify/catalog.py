@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mptify import models
 from mptify.errors import BadSpec, UnknownModel
 
 __all__ = ["Entry", "all_entries", "build", "example_inputs", "hub_task", "resolve", "tensors_in", "training_loss"]
 
-_SOURCES = ("torchvision", "timm")
+_SOURCES = ("torchvision", "timm", "mptify")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ def _names(source: str) -> tuple[str, ...]:
         import torchvision
 
         return tuple(torchvision.models.list_models())
+    if source == "mptify":
+        return tuple(models.BUILDERS)
     import timm
 
     return tuple(timm.list_models())
@@ -48,17 +51,19 @@ def _names(source: str) -> tuple[str, ...]:
 
 def all_entries() -> list[Entry]:
     """Every model of torchvision and of timm."""
-    return [Entry(source, name) for source in _SOURCES for name in _names(source)]
+    return [Entry(source, name) for source in ("torchvision", "timm") for name in _names(source)]
 
 
 def resolve(text: str) -> Entry:
-    """`timm:resnet18`, `torchvision:resnet18`, or a bare name, for which torchvision is asked first."""
+    """`timm:resnet18`, `torchvision:resnet18`, `mptify:conv4`, or a bare name, for which torchvision is asked first."""
     source, colon, name = text.rpartition(":")
     if colon and source not in _SOURCES:
         raise UnknownModel(f"{text}: {source!r} is no source of models; write {' or '.join(f'{one}:{name}' for one in _SOURCES)}.")
     if not colon and name in _names("torchvision"):  # without waiting for timm's import
         return Entry("torchvision", name, shadowed=_timm_defines(name))
     sources = (source,) if colon else _SOURCES
+    if "mptify" in sources and models.is_known(name):  # timm has none of these names, and need not be imported to say so
+        return Entry("mptify", name)
     for one in sources:
         if name in _names(one):
             return Entry(one, name)
@@ -84,6 +89,9 @@ def build(entry: Entry, *, num_classes: int | None = None, in_chans: int | None 
             raise BadSpec(f"{setting}={value}: at least 1 is needed.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # builders warn about defaults that nobody here chose
+        if entry.source == "mptify":
+            given = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
+            return models.build(entry.name, **{key: value for key, value in given.items() if value is not None})
         if entry.source == "timm":
             return _build_timm(entry, num_classes, in_chans, input_size)
         return _build_torchvision(entry, num_classes, in_chans, input_size)
@@ -145,6 +153,8 @@ def example_inputs(entry: Entry, model: nn.Module, size: int | None = None, in_c
     def images(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
+    if entry.source == "mptify":
+        return (images(4, in_chans, size or 32, size or 32),)
     if entry.source == "timm":
         config: Any = model.pretrained_cfg
         channels, height, width = config.get("input_size", (3, 224, 224))

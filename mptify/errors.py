@@ -31,3 +31,15 @@ class DamagedTicket(MptifyError, ValueError):
 
 class TicketMismatch(MptifyError, ValueError):
     """A ticket and a model that don't belong together."""
+
+
+class BadData(MptifyError, ValueError):
+    """Images or labels that a search can't use."""
+
+
+class RunExists(MptifyError):
+    """A folder that holds a run already."""
+
+
+class Disagreement(MptifyError):
+    """Processes that search one ticket together don't hold the same masks."""

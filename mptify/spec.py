@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mptify.errors import BadSpec
 
-__all__ = ["TicketSpec", "make_spec"]
+__all__ = ["TicketSpec", "check_spec", "checked", "make_spec"]
+
+Settings = TypeVar("Settings", bound=BaseModel)
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -81,10 +83,19 @@ def make_spec(settings: TicketSpec | Mapping[str, Any]) -> TicketSpec:
     """Check settings once, where they enter; raises `BadSpec` with one sentence that names the setting."""
     if isinstance(settings, TicketSpec):
         return settings
+    return check_spec(checked(TicketSpec, settings))
+
+
+def checked(model: type[Settings], settings: Mapping[str, Any]) -> Settings:
+    """Settings of any kind, or `BadSpec` with one sentence that names the first wrong one."""
     try:
-        spec = TicketSpec(**settings)
+        return model(**settings)
     except ValidationError as error:
-        raise BadSpec(_sentence(error, TicketSpec)) from None
+        raise BadSpec(_sentence(error, model)) from None
+
+
+def check_spec(spec: TicketSpec) -> TicketSpec:
+    """What no single setting can know of the others."""
     if spec.bn == "insert" and spec.activation_bits == 1:
         raise BadSpec(f"bn='insert' is for 32-bit activations; with bits={spec.bits!r} every sign has its BatchNorm already.")
     if spec.prune_overrides and spec.scope == "global":
@@ -94,11 +105,19 @@ def make_spec(settings: TicketSpec | Mapping[str, Any]) -> TicketSpec:
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    for part in path[:-1]:  # into the section that the wrong setting is in
+        inner = model.model_fields[part].annotation if part in model.model_fields else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model, path = inner, path[1:]
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, model.model_fields, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; the settings are {', '.join(model.model_fields)}."
+        before = name[: len(name) - len(path[0])]
+        near = difflib.get_close_matches(path[0], model.model_fields, n=1)
+        hint = f"; did you mean {before + near[0]!r}?" if near else f"; the settings there are {', '.join(model.model_fields)}."
         return f"There is no setting {name!r}{hint}"
-    reason = first["msg"].replace("Input should be", "should be")
-    description = model.model_fields[str(first["loc"][0])].description if first["loc"] else ""
-    return f"{name}={first['input']!r}: {reason}. {description}".strip()
+    if first["type"] == "missing":
+        return f"{name} is missing. {model.model_fields[path[0]].description or ''}".strip()
+    reason = first["msg"].replace("Input should be", "should be").removeprefix("Value error, ")
+    description = model.model_fields[path[0]].description if path and path[0] in model.model_fields else ""
+    return f"{name}={first['input']!r}: {reason}. {description or ''}".strip()

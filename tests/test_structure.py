@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = [
     ["errors"],
     ["spec", "files"],
+    ["recipe", "models"],
     ["native"],
     ["functional", "randomness"],
     ["norms", "applying", "threshold"],
@@ -18,6 +19,7 @@ LEVELS = [
     ["surgery"],
     ["catalog", "reporting", "picture", "outline"],
     ["ticket"],
+    ["training"],
     ["coverage", "bench"],
     ["cli"],
 ]

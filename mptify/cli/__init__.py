@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 
-from mptify.cli import bench, card, convert, diff, inspect, verify, zoo
-from mptify.errors import MptifyError
+from mptify.cli import bench, card, convert, diff, evaluate, inspect, search, verify, zoo
+from mptify.errors import Disagreement, MptifyError
 
 __all__ = ["app", "main"]
 
@@ -20,6 +21,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command("convert")(convert.convert)
+app.command("search")(search.search)
+app.command("eval")(evaluate.evaluate)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)
@@ -42,7 +45,8 @@ def main() -> None:
     try:
         app()
     except MptifyError as error:
-        typer.echo(f"mptify: {error}", err=True)
+        if os.environ.get("RANK", "0") == "0" or isinstance(error, Disagreement):  # of several processes, one speaks
+            typer.echo(f"mptify: {error}", err=True)
         sys.exit(1)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stderr.close()

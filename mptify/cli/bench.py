@@ -31,7 +31,7 @@ def surgery(
     from rich.progress import Progress
     from rich.table import Table
 
-    from mptify import bench
+    from mptify import bench, models
     from mptify.cli.console import console
 
     torch.set_num_threads(threads)
@@ -44,7 +44,9 @@ def surgery(
         def tick() -> None:
             progress.advance(task)
 
-        steps = [bench.step_ratio(bench.cifar_resnet18, "resnet18 (CIFAR)", bits, prune, size, rounds, tick) for bits, prune, size in cases]
+        steps = [
+            bench.step_ratio(models.resnet18_cifar, "resnet18 (CIFAR)", bits, prune, size, rounds, tick) for bits, prune, size in cases
+        ]
         convert = None
         if commands:
             arguments = ["convert", "resnet18", "--bits", "1/1", "--prune", "0.75"]

@@ -14,7 +14,7 @@ from mptify.surgery.planner import make_plan
 from mptify.surgery.rewrite import rewrite
 from mptify.surgery.trace import trace
 
-__all__ = ["Handler", "Plan", "plan", "register", "ticket_layers", "transform"]
+__all__ = ["Handler", "Plan", "plan", "register", "ticket_layers", "transform", "with_norms"]
 
 
 def transform(model: nn.Module, **settings: Any) -> nn.Module:
@@ -32,6 +32,13 @@ def transform(model: nn.Module, **settings: Any) -> nn.Module:
 def plan(model: nn.Module, **settings: Any) -> Plan:
     """Look before cutting: what [`transform`][mptify.transform] would do with the same arguments, as plain data."""
     return make_plan(trace(model), make_spec(settings))
+
+
+def with_norms(model: nn.Module) -> nn.Module:
+    """The dense network with a BatchNorm before each activation that lacks one: what `bn="insert"` is to be compared with."""
+    spec = make_spec({"bits": "32/32", "prune": 0, "init": "keep", "bias": "learn", "learn_bn": True, "bn": "insert", "exclude": "*"})
+    traced = trace(model)
+    return rewrite(traced, make_plan(traced, spec, needs_layers=False))
 
 
 def ticket_layers(model: nn.Module) -> dict[str, Any]:

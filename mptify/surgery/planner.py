@@ -34,9 +34,9 @@ from mptify.surgery.weights import weights_of
 __all__ = ["make_plan"]
 
 
-def make_plan(traced: Traced, spec: TicketSpec) -> Plan:
+def make_plan(traced: Traced, spec: TicketSpec, *, needs_layers: bool = True) -> Plan:
     """Decide everything, change nothing."""
-    return _Planner(traced, spec).plan()
+    return _Planner(traced, spec).plan(needs_layers)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class _Planner:
         self.kept_activations: list[str] = []
         self.late_signs: set[str] = set()
 
-    def plan(self) -> Plan:
+    def plan(self, needs_layers: bool) -> Plan:
         self._check_patterns()
         self._find_ends()
         reasons = self._reasons_to_leave()
@@ -84,7 +84,7 @@ class _Planner:
                 edits[region.path] = {mode: self._graph(region, graph, reasons) for mode, graph in region.graphs.items()}
         self._note_kept_activations()
         layers, left = self._account(reasons)
-        if not layers:
+        if needs_layers and not layers:
             raise NothingToConvert(f"Nothing is left to convert: {left[0].name} and {len(left) - 1} more stay dense ({left[0].reason}).")
         unwilling = [one for one in left if not one.reason.startswith("asked")]
         if self.spec.strict and unwilling:

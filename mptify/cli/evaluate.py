@@ -1,0 +1,58 @@
+"""`mptify eval FILE`: how good a ticket is on labelled images."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    file: Annotated[Path, typer.Argument(help="A ticket file.")],
+    data: Annotated[str | None, typer.Option(help="Where the images come from; what the ticket was searched on unless given.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the data: size=192, val_images=1000.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images per step.")] = 256,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, ...")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Top-1, top-5, loss and throughput of a ticket on the validation images of a data set."""
+    from rich.progress import Progress
+
+    from mptify.cli.console import console
+    from mptify.errors import BadData, MptifyError
+    from mptify.recipe import DataSpec, with_settings
+    from mptify.spec import checked
+    from mptify.ticket.store import load, read
+    from mptify.training.data import load_data
+    from mptify.training.evaluation import evaluate as measure
+
+    ticket = read(file)
+    recipe = ticket.notes.get("recipe")
+    settings: dict[str, Any] = dict(recipe.get("data", {})) if isinstance(recipe, dict) and isinstance(recipe.get("data"), dict) else {}
+    if data is not None:
+        settings = {key: value for key, value in settings.items() if key != "source"} | {"source": data}
+    if "source" not in settings:
+        raise MptifyError(f"{file}: does not say what it was searched on; --data names the images.")
+    _, images = load_data(checked(DataSpec, with_settings(settings, changes or [])))
+    model = load(file, device=device)
+    out = console()
+    with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
+        task = progress.add_task("evaluating", total=len(images))
+        try:
+            found = measure(model, images, batch, device, tick=lambda count: progress.advance(task, count))
+        except (RuntimeError, IndexError) as error:
+            raise BadData(f"{file}: its network can't take these images or labels: {str(error).splitlines()[0]}.") from None
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=1))
+        return
+    typer.echo(
+        f"{file}: top-1 {100 * found.top1:.2f} %, top-5 {100 * found.top5:.2f} %, loss {found.loss:.4f}; "
+        f"{found.images:,} images, {found.images_per_second:,.0f} per second"
+    )

@@ -1,0 +1,86 @@
+"""A search as a person sees it: a bar on a terminal, one plain line per epoch in a pipe. Only the main process prints."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import typer
+
+from mptify.training.loop import Watcher
+
+__all__ = ["Progress", "is_main", "say"]
+
+
+def is_main() -> bool:
+    """Whether this is the only process, or the first of several that `accelerate launch` started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str) -> None:
+    """One line, from the main process."""
+    if is_main():
+        typer.echo(text, err=True)
+
+
+class Progress(Watcher):
+    """Epochs and steps, loss, accuracy, images per second, time left, and how much of the mask flipped in the last epoch."""
+
+    def __init__(self, title: str):
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        self.title = title
+        self.console = Console(stderr=True)
+        self.live = self.console.is_terminal and is_main()
+        self.bars = Bars(
+            TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(compact=True), console=self.console, disable=not self.live, transient=True,
+        )  # fmt: skip
+        self.task: Any = None
+        self.flipped: float | None = None
+        self.text = ""
+
+    def __enter__(self) -> Progress:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def begin(self, spec: Any, steps: int, epoch: int, step: int) -> None:
+        self.spec, self.steps, self.began = spec, steps, time.monotonic()
+        self.task = self.bars.add_task(self.title, total=spec.epochs * steps, completed=epoch * steps + step, text="")
+        if epoch or step:
+            say(f"{self.title}: goes on at epoch {epoch + 1}, step {step}")
+
+    def step(self, epoch: int, step: int, seen: int, loss: float | None, accuracy: float | None) -> None:
+        if step == 1 or seen == 0:
+            self.epoch_began = time.monotonic()
+        if loss is not None and accuracy is not None:
+            speed = seen / max(time.monotonic() - getattr(self, "epoch_began", self.began), 1e-3)
+            self.text = f"loss {loss:.3f}  acc {100 * accuracy:.1f} %  {speed:,.0f} img/s"
+            if self.flipped is not None:
+                self.text += f"  flipped {100 * self.flipped:.1f} %"
+        place = f"{self.title} {epoch + 1}/{self.spec.epochs}"
+        self.bars.update(self.task, completed=epoch * self.steps + step, description=place, text=self.text)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        self.flipped = row.get("flipped")
+        flipped = "" if self.flipped is None else f"  flipped {100 * self.flipped:4.1f} %"
+        line = (
+            f"{self.title} {row['epoch']:>3}/{self.spec.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:5.1f} %  "
+            f"val {100 * row['val_accuracy']:5.2f} %{flipped}  {row['images_per_second']:,.0f} img/s"
+        )
+        self._line(line)
+
+    def alarm(self, text: str) -> None:
+        self._line(f"alarm: {text}")
+
+    def _line(self, text: str) -> None:
+        if self.live:
+            self.console.print(text, highlight=False, markup=False)
+        else:
+            say(text)

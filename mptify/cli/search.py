@@ -1,0 +1,179 @@
+"""`mptify search`: find a ticket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["search"]
+
+
+def search(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TICKET|MODEL]", help="A ticket file to search on from, or a network: resnet18, timm:vit_tiny_patch16_224."
+        ),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="A recipe that comes with mptify, or a YAML file. Without anything: digits.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="digits, arrays:FILE.npz, cifar10:FOLDER, cifar100:FOLDER, imagefolder:FOLDER, timm:NAME.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: lr=0.05, ticket.prune=0.9. May be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the run. Without it: a new one below runs/.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, or with the one below runs/ that was stopped last.")
+    ] = False,
+    baseline: Annotated[
+        bool | None,
+        typer.Option("--baseline/--no-baseline", help="Train the network densely too, to compare; as the recipe says unless given."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads for torch; runs are the same to the bit only with the same number.")
+    ] = None,
+) -> None:
+    """Search a ticket: train scores that say which of a network's random weights to keep.
+
+    Without arguments, an 80 %-pruned ticket of scikit-learn's digits, in less than a minute. On several devices:
+    `accelerate launch -m mptify search ...`.
+    """
+    from mptify.errors import MptifyError
+    from mptify.training.run import newest_unfinished
+
+    if resume:
+        if what or recipe or data or changes or baseline is not None:
+            raise MptifyError("--resume takes everything but --out and --threads from the folder of the run; leave the other options away.")
+        out = out or newest_unfinished(Path("runs"))
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    _run(_settings(what, recipe, data, changes or [], baseline, out if resume else None), out, resume)
+
+
+def _settings(
+    what: str | None, recipe: str | None, data: str | None, changes: list[str], baseline: bool | None, folder: Path | None
+) -> Any:
+    """The checked recipe, and the ticket to begin with."""
+    from mptify.recipe import find_recipe, make_recipe, with_settings
+    from mptify.ticket.store import read
+    from mptify.training.run import Run
+
+    if folder is not None:
+        settings, origin = find_recipe(str(Run.again(folder).recipe))
+        start = settings.get("about", {}).get("start")
+        return make_recipe(settings, origin), None if start is None else read(start)
+    settings, origin = find_recipe(recipe) if recipe else find_recipe("digits") if what is None and data is None else ({}, "")
+    ticket = None
+    if what is not None and Path(what).is_file():
+        from mptify.errors import MptifyError
+
+        ticket = read(what)
+        if ticket.architecture is None:
+            raise MptifyError(f"{what}: is a ticket of a model that no registry knows; mptify.search(model, ...) takes yours.")
+        spec = ticket.spec.model_dump(mode="json")
+        method = {} if ticket.spec.weight_bits == 1 else {"method": "edgepopup"}
+        about = {**settings.get("about", {}), "start": str(Path(what).resolve())}
+        settings = {**settings, **method, "model": str(ticket.architecture), "ticket": spec, "about": about}
+    elif what is not None:
+        settings = {**settings, "model": what}
+    if data is not None:
+        settings = {**settings, "data": {**settings.get("data", {}), "source": data}}
+    if baseline is not None:
+        settings = {**settings, "baseline": (settings.get("baseline") or {}) if baseline else None}
+    return make_recipe(with_settings(settings, changes), origin), ticket
+
+
+def _run(settings: Any, out: Path | None, resume: bool) -> None:
+    from mptify import catalog
+    from mptify.cli.progress import Progress, is_main, say
+    from mptify.recipe import baseline_of
+    from mptify.training import search as run_search
+    from mptify.training.data import load_data
+    from mptify.training.run import Run, free_folder
+    from mptify.training.start import architecture_of, build_network
+
+    recipe, ticket = settings
+    entry = catalog.resolve(recipe.model)
+    train, val = load_data(recipe.data)
+    built = architecture_of(entry, train)
+    network = build_network(built, recipe, ticket)
+    folder = out or free_folder(Path("runs"), f"{entry.name}-{recipe.data.source.partition(':')[0]}")
+    done = Run(folder)
+    if resume and done.is_finished:
+        say(f"{folder}: this run is finished.")
+        raise typer.Exit
+    result = None
+    if not (resume and done.has_summary):
+        if is_main():
+            say(_headline(recipe, entry, train, val, folder))
+        with Progress(recipe.method) as progress:
+            result = run_search(network, train, val, recipe, out=folder, resume=resume, architecture=built, watcher=progress)
+        if not result.finished:
+            _stopped(folder)
+    if recipe.baseline is not None:
+        dense = baseline_of(recipe)
+        below = folder / "baseline"
+        with Progress("dense") as progress:
+            network = build_network(built, dense, None)
+            other = run_search(network, train, val, dense, out=below, resume=(below / "recipe.yaml").exists(), watcher=progress)
+        if not other.finished:
+            _stopped(folder)
+    if is_main():
+        _summary(Run(folder), recipe, built)
+
+
+def _stopped(folder: Path) -> None:
+    from mptify.cli.progress import say
+
+    say(f"Stopped and saved. `mptify search --resume --out {folder}` goes on to the bit where this ended.")
+    raise typer.Exit(130)
+
+
+def _headline(recipe: Any, entry: Any, train: Any, val: Any, folder: Path) -> str:
+    spec = recipe.spec
+    how = "dense training" if recipe.method == "dense" else f"{recipe.method}, {spec.bits} bits, {100 * spec.prune:g} % pruned"
+    sizes = "×".join(map(str, train.shape()))
+    return f"{entry}: {how}; {len(train):,} images of {sizes} to train, {len(val):,} to validate, {train.classes} classes; {folder}"
+
+
+def _summary(run: Any, recipe: Any, built: Any) -> None:
+    from rich.table import Table
+
+    from mptify.cli.console import console
+
+    out = console()
+    found = run.read_summary()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("")
+    table.add_row("accuracy", f"{100 * found['accuracy']:.2f} % after the last epoch, {100 * found['best']:.2f} % at best")
+    dense = run.folder / "baseline"
+    if recipe.baseline is not None:
+        beside = type(run)(dense).read_summary()
+        table.add_row("dense", f"{100 * beside['accuracy']:.2f} % after the last epoch: the same network and data, its weights trained")
+    if recipe.method == "dense":
+        table.add_row("network", str(run.folder / "last.safetensors"))
+    else:
+        from mptify.ticket.store import read
+
+        path = run.ticket("last")
+        ticket = read(path)
+        table.add_row(
+            "kept", f"{ticket.kept:,} of {ticket.count:,} random weights, never trained ({100 * ticket.kept / ticket.count:.1f} %)"
+        )
+        table.add_row("size", f"{path.stat().st_size:,} bytes; the weights as float32 take {4 * ticket.count:,}")
+        table.add_row("ticket", str(path))
+        table.add_row("curves", str(run.folder / "curves.png"))
+        table.add_row(
+            "next",
+            f"mptify inspect {path} · mptify eval {path} · mptify search {built} --data {recipe.data.source} --set ticket.prune=0.95",
+        )
+    out.print(table)
+    for alarm in found["alarms"]:
+        out.print(f"[yellow]alarm[/yellow]  {alarm}")

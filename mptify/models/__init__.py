@@ -1,0 +1,36 @@
+"""The networks of the paper that neither torchvision nor timm has, each written once: binary versions come from surgery."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from mptify.models.conv import conv2, conv4, conv6, conv8
+from mptify.models.resnet import resnet18_cifar
+
+__all__ = ["BUILDERS", "build", "conv2", "conv4", "conv6", "conv8", "is_known", "resnet18_cifar"]
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for builder in (conv2, conv4, conv6, conv8, resnet18_cifar)}
+
+
+def is_known(name: str) -> bool:
+    """Whether `build` knows this name: a builder's, with `_x1.25` behind it for one that is 1.25 times as wide."""
+    base, width = _parts(name)
+    return base in BUILDERS and (width is None or (base.startswith("conv") and math.isfinite(width) and 0.01 <= width <= 64))
+
+
+def build(name: str, **arguments: Any) -> nn.Module:
+    """The network of a name, with fresh weights."""
+    base, width = _parts(name)
+    return BUILDERS[base](**arguments, **({} if width is None else {"width": width}))
+
+
+def _parts(name: str) -> tuple[str, float | None]:
+    found = re.fullmatch(r"(\w+?)(?:_x(\d{1,3}(?:\.\d{1,4})?))?", name, re.ASCII)
+    if found is None:
+        return name, None
+    return found[1], None if found[2] is None else float(found[2])

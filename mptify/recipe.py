@@ -1,0 +1,203 @@
+"""Recipes: everything that a search needs to know, as YAML and as checked settings."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from mptify.errors import BadSpec
+from mptify.spec import TicketSpec, check_spec, checked
+
+__all__ = ["DataSpec", "Recipe", "SearchSpec", "find_recipe", "make_recipe", "make_search_spec", "recipe_names", "to_yaml", "with_settings"]
+
+Kind = Literal["scores", "norm", "bias", "other", "dense"]
+
+
+class SearchSpec(BaseModel):
+    """How a ticket is searched. `mptify.search` takes these, and a recipe adds a model and data."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    method: Literal["biprop", "edgepopup", "dense"] = Field(
+        "biprop", description="biprop: 1-bit weights; edgepopup: 32-bit frozen weights; dense: the weights themselves are trained."
+    )
+    ticket: TicketSpec = Field(default_factory=lambda: TicketSpec.model_validate({"prune": 0.8}), description="The settings of the ticket.")
+    epochs: int = Field(10, ge=1, description="Passes over the training data.")
+    batch: int = Field(128, ge=2, description="Images per step, over all processes.")
+    accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="What changes the scores.")
+    lr: float = Field(0.1, gt=0, description="The largest learning rate.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD; the first beta of Adam.")
+    nesterov: bool = Field(False, description="Nesterov's momentum, for SGD.")
+    weight_decay: float = Field(1e-4, ge=0, description="Weight decay of the kinds of parameters under `decays`.")
+    decays: tuple[Kind, ...] = Field(("scores", "dense", "other"), description="Which parameters decay: scores, norm, bias, other, dense.")
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="What the learning rate does after the warm-up.")
+    warmup: float = Field(0.0, ge=0, description="Epochs in which the learning rate rises from 0.")
+    prune_ramp: float = Field(0.0, ge=0, description="Epochs in which the pruned fraction rises to its value, along a cubic curve.")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of a label that is spread over all classes.")
+    clip: float | None = Field(None, gt=0, description="Largest norm of the gradient of all parameters; larger ones are scaled down.")
+    ema: float | None = Field(None, gt=0, lt=1, description="Decay of a running mean of the scores, which tickets are then cut from.")
+    precision: Literal["no", "bf16", "fp16"] = Field("no", description="Mixed precision, by Accelerate.")
+    compile: bool = Field(False, description="Run the network through torch.compile.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the order of images, of augmentation and of dropout.")
+    checkpoint_minutes: float = Field(5.0, gt=0, description="Minutes between checkpoints within an epoch.")
+    checkpoint_steps: int | None = Field(None, ge=1, description="Steps between checkpoints within an epoch, instead of minutes.")
+    trackers: tuple[str, ...] = Field((), description="Accelerate's trackers to log to: tensorboard, wandb, ...")
+
+    @property
+    def spec(self) -> TicketSpec:
+        """The ticket's settings, with the method's bits per weight."""
+        if self.method != "edgepopup":
+            return self.ticket
+        return self.ticket.model_copy(update={"bits": f"32/{self.ticket.activation_bits}"})
+
+
+class DataSpec(BaseModel):
+    """Which images, and what happens to them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    source: str = Field(
+        "digits",
+        description="digits, arrays:FILE.npz, cifar10[:FOLDER], cifar100[:FOLDER], imagefolder:FOLDER, imagenet:FOLDER or timm:NAME.",
+    )
+    train_images: int | None = Field(None, ge=1, description="Use only the first so many training images.")
+    val_images: int | None = Field(None, ge=1, description="Use only the first so many validation images.")
+    crop: int = Field(0, ge=0, description="Pixels of padding from which images in memory are cropped at random.")
+    flip: bool = Field(False, description="Flip half of the training images.")
+    size: int | None = Field(None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given.")
+    workers: int = Field(4, ge=0, description="Processes that read images from folders.")
+
+
+class Recipe(SearchSpec):
+    """A search from nothing: which network, on which data, how."""
+
+    model: str = Field(
+        "mptify:conv2", description="The network: mptify:conv4, mptify:conv4_x0.5 (half as wide), timm:resnet18, torchvision:vgg16, ..."
+    )
+    data: DataSpec = Field(default_factory=lambda: DataSpec.model_validate({}), description="Which images, and what happens to them.")
+    baseline: dict[str, Any] | None = Field(
+        None, description="If given, dense training is run beside the search, with these settings in place of the recipe's."
+    )
+    about: dict[str, Any] = Field(default_factory=dict, description="What the recipe reproduces; nothing depends on it.")
+
+
+def make_search_spec(settings: SearchSpec | Mapping[str, Any] | None) -> SearchSpec:
+    """Check settings of a search once, where they enter."""
+    return _consistent(settings if isinstance(settings, SearchSpec) else checked(SearchSpec, settings or {}))
+
+
+def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
+    """A checked recipe; errors name `origin`, the file that the settings came from."""
+    try:
+        recipe = checked(Recipe, settings)
+        _consistent(recipe)
+        if recipe.baseline is not None:
+            unknown = set(recipe.baseline) & {"method", "ticket", "data", "model", "baseline"}
+            if unknown:
+                raise BadSpec(f"baseline.{sorted(unknown)[0]}: a baseline shares this with its search.")
+            try:
+                baseline_of(recipe)
+            except BadSpec as error:
+                raise BadSpec(f"baseline: {error}") from None
+    except BadSpec as error:
+        raise BadSpec(f"{origin}: {error}" if origin else str(error)) from None
+    return recipe
+
+
+def baseline_of(recipe: Recipe) -> Recipe:
+    """The dense training that a search is compared with."""
+    changes = {**(recipe.baseline or {}), "method": "dense", "baseline": None}
+    return checked(Recipe, recipe.model_dump(mode="json") | changes)
+
+
+def _consistent(spec: SearchSpec) -> Any:
+    check_spec(spec.ticket)
+    if spec.method == "biprop" and spec.ticket.weight_bits == 32:
+        raise BadSpec(f"ticket.bits={spec.ticket.bits!r}: 32-bit weights are edge-popup; set method: edgepopup.")
+    if spec.nesterov and (spec.optimizer != "sgd" or not spec.momentum):
+        raise BadSpec("nesterov=True: Nesterov's momentum is for optimizer: sgd with a momentum above 0.")
+    for key in ("warmup", "prune_ramp"):
+        if getattr(spec, key) > spec.epochs:
+            raise BadSpec(f"{key}={getattr(spec, key)}: the search has only {spec.epochs} epochs.")
+    if spec.accumulate > spec.batch // 2:
+        raise BadSpec(f"accumulate={spec.accumulate}: a batch of {spec.batch} can't be run in so many parts of at least 2 images.")
+    return spec
+
+
+# -- files -----------------------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    here = Path(__file__).parent
+    installed = here / "recipes"
+    return installed if installed.is_dir() else here.parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with mptify."""
+    return sorted(path.stem for path in _folder().glob("*.yaml"))
+
+
+def find_recipe(name: str) -> tuple[dict[str, Any], str]:
+    """Raw settings from a file, or from a recipe that comes with mptify; and what to call it in errors."""
+    path = Path(name)
+    if not path.is_file():
+        if path.suffix in (".yaml", ".yml") or path.parent != Path():
+            raise BadSpec(f"{name}: there is no such file.")
+        path = _folder() / f"{name}.yaml"
+    if not path.is_file():
+        near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(recipe_names())}."
+        raise BadSpec(f"There is no recipe {name!r}; {hint}")
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = f" (line {error.problem_mark.line + 1})" if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else ""
+        raise BadSpec(f"{name}: this is no YAML{where}.") from None
+    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
+        raise BadSpec(f"{name}: a recipe is a list of `key: value` lines.")
+    return settings, name
+
+
+def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """Raw settings with `key=value` changes; `ticket.prune=0.9` reaches into a section."""
+    changed = dict(settings)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key:
+            raise BadSpec(f"--set {change!r}: write key=value, for instance lr=0.05 or ticket.prune=0.9.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        *sections, last = key.strip().split(".")
+        inside = changed
+        for section in sections:
+            inner = inside.get(section)
+            if inner is not None and not isinstance(inner, dict):
+                raise BadSpec(f"--set {change!r}: {section} is no section.")
+            inside[section] = dict(inner or {})
+            inside = inside[section]
+        inside[last] = _number(value)
+    return changed
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 1e-4 for text, since it lacks a dot."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def to_yaml(recipe: SearchSpec) -> str:
+    """All settings, the default ones too."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

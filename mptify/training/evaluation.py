@@ -1,0 +1,78 @@
+"""How good a network is on labelled images: each counted once, over all processes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mptify.errors import BadData
+from mptify.training.data import Images, evaluation_batches
+
+__all__ = ["Evaluation", "evaluate", "judging", "logits_of"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Shares of right answers, the mean cross-entropy, and images per second."""
+
+    images: int
+    top1: float
+    top5: float
+    loss: float
+    images_per_second: float
+
+
+def logits_of(output: Any) -> Tensor:
+    """The main output of a classifier: the first, where auxiliary heads answer too."""
+    if isinstance(output, (tuple, list)) and output:
+        output = output[0]
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        what = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise BadData(f"A search needs a network that gives one row of class scores per image; this one gives {what}.")
+    return output
+
+
+def evaluate(
+    model: nn.Module,
+    images: Images,
+    batch: int,
+    device: Any,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    sum_up: Callable[[Tensor], Tensor] = lambda sums: sums,
+    tick: Callable[[int], None] = lambda count: None,
+) -> Evaluation:
+    """Run all images in `eval()` and give the model back in the mode that it came in."""
+    sums = torch.zeros(4, dtype=torch.float64, device=device if torch.device(device).type != "mps" else "cpu")
+    start = time.perf_counter()
+    with judging(model):
+        for pixels, labels in evaluation_batches(images, batch, rank=rank, world=world, device=device):
+            logits = logits_of(model(pixels)).float()
+            best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            sums += torch.stack([best[:, 0].sum(), best.any(1).sum(), loss, torch.tensor(len(labels), device=loss.device)]).to(sums)
+            tick(len(labels))
+    top1, top5, loss, count = sum_up(sums).tolist()
+    assert count == len(images), f"{count} images were counted, and there are {len(images)}"
+    return Evaluation(int(count), top1 / count, top5 / count, loss / count, count / (time.perf_counter() - start))
+
+
+@contextlib.contextmanager
+def judging(network: nn.Module) -> Iterator[None]:
+    """In `eval()` and without gradients; afterwards each part is in the mode that it was in."""
+    modes = {module: module.training for module in network.modules()}
+    try:
+        with torch.no_grad():
+            network.eval()
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

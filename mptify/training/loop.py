@@ -1,0 +1,449 @@
+"""The search: biprop, edge-popup or dense training, on one process or many. The only importer of accelerate.
+
+Nothing a step does depends on what came before except through the checkpoint's contents: the order of images, their
+augmentation and dropout come from seed, epoch and step. So a run that was killed anywhere ends as if it had not been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mptify.errors import BadData, MptifyError
+from mptify.recipe import Recipe, SearchSpec, make_search_spec, to_yaml
+from mptify.surgery import ticket_layers
+from mptify.surgery.trainable import parameter_kinds
+from mptify.ticket.format import Architecture
+from mptify.ticket.store import ticket_of, write
+from mptify.training.data import Images, as_images, batches_of, evaluation_batches, mixed, training_batches
+from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of
+from mptify.training.health import Masks, constant_layers, require_agreement
+from mptify.training.optimizer import make_optimizer, optimizer_state, restore_optimizer_
+from mptify.training.process import keep_freed_memory, stoppable
+from mptify.training.run import Run
+from mptify.training.schedule import learning_rate, prune_share
+from mptify.training.start import prepared, require_fit
+
+__all__ = ["Result", "Watcher", "search"]
+
+
+class Watcher:
+    """Sees a search go by; the command line's draws progress bars. Called in the main process only."""
+
+    def begin(self, spec: SearchSpec, steps: int, epoch: int, step: int) -> None:
+        """Before the first step: steps per epoch, and where the run goes on."""
+
+    def step(self, epoch: int, step: int, seen: int, loss: float | None, accuracy: float | None) -> None:
+        """After each step; loss and accuracy so far in this epoch come about twice a second."""
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """After each epoch, with its line of metrics."""
+
+    def alarm(self, text: str) -> None:
+        """Something looks wrong."""
+
+
+@dataclass
+class Result:
+    """What a search found. `accuracy` is the last epoch's, on the validation images; `best` the highest of all epochs."""
+
+    model: nn.Module
+    accuracy: float
+    best: float
+    rows: list[dict[str, Any]]
+    alarms: list[str] = field(default_factory=list)
+    folder: Path | None = None
+    finished: bool = True
+
+
+def search(
+    model: nn.Module,
+    train: Any,
+    val: Any,
+    spec: SearchSpec | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    architecture: Architecture | None = None,
+    watcher: Watcher | None = None,
+) -> Result:
+    """Search a ticket in `model` and return it; the model passed in stays as it is.
+
+    `train` and `val` are pairs (uint8 images, labels) or map-style data sets. `spec` holds the fields of
+    [`SearchSpec`][mptify.SearchSpec]: `{"epochs": 5, "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.8}}`. With `out`, a
+    folder receives metrics, checkpoints and the tickets; with `resume`, a run that was stopped there goes on.
+    """
+    spec = make_search_spec(spec)
+    return _Search(model, as_images(train, "train"), as_images(val, "val"), spec, out, resume, architecture, watcher or Watcher()).go()
+
+
+class _Search:
+    def __init__(
+        self, model: nn.Module, train: Images, val: Images, spec: SearchSpec, out: Any, resume: bool, architecture: Any, watcher: Watcher
+    ):
+        self.spec, self.train, self.val, self.architecture = spec, train, val, architecture
+        self.accelerator = _accelerator(spec, out)
+        self.rank, self.world, self.main = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.is_main_process
+        self.device = self.accelerator.device
+        self.watcher = watcher if self.main else Watcher()
+        self.steps = batches_of(len(train), spec.batch)
+        if min(len(train), spec.batch) < 2 * self.world * spec.accumulate:
+            raise BadData(
+                f"{min(len(train), spec.batch)} images per step are too few for {self.world} processes in {spec.accumulate} parts."
+            )
+        self.network = prepared(model, spec).to(self.device)
+        require_fit(self.network, train, self.device)
+        self.sample = next(evaluation_batches(val, 32, rank=0, world=1, device=self.device))[0]
+        self.layers = {layer.ticket_name: layer for layer in ticket_layers(self.network).values()}
+        self.masks = Masks(self.network)
+        self.first_masks = self.masks.digest()
+        self.averages = {name: layer.scores.detach().clone() for name, layer in self.layers.items()} if spec.ema else {}
+        self.epoch = self.step = 0
+        self.sums = torch.zeros(3, dtype=torch.float64)  # loss, right answers and images so far in this epoch, of this process
+        self.rows: list[dict[str, Any]] = []
+        self.alarms: list[str] = []
+        self.run = self._open(out, resume)
+        optimizer = make_optimizer(self.network, spec)
+        forward = torch.compile(self.network) if spec.compile else self.network
+        self.forward, self.optimizer = self.accelerator.prepare(forward, optimizer)
+        if resume:
+            self._restore_()
+
+    # -- the whole of it ----------------------------------------------------------------------------------------------
+
+    def go(self) -> Result:
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            return self._go()
+
+    def _go(self) -> Result:
+        spec = self.spec
+        keep_freed_memory()
+        if spec.trackers:
+            self.accelerator.init_trackers("mptify", config=_flat(spec.model_dump(mode="json")))
+        self.watcher.begin(spec, self.steps, self.epoch, self.step)
+        self.network.train()
+        with stoppable() as stop:
+            while self.epoch < spec.epochs:
+                if not self._one_epoch(stop):
+                    return self._result(finished=False)
+                self._end_epoch()
+        if self.run and self.main:
+            last, best = self.rows[-1]["val_accuracy"], max(row["val_accuracy"] for row in self.rows)
+            self.run.write_summary({"accuracy": last, "best": best, "epochs": spec.epochs, "method": spec.method, "alarms": self.alarms})
+        if spec.trackers:
+            self.accelerator.end_training()
+        self.accelerator.wait_for_everyone()
+        return self._result(finished=True)
+
+    def _result(self, finished: bool) -> Result:
+        accuracies = [row["val_accuracy"] for row in self.rows] or [float("nan")]
+        with torch.no_grad():
+            for name, mean in self.averages.items():
+                self.layers[name].scores.copy_(mean)
+        self.accelerator.unwrap_model(self.forward, keep_fp32_wrapper=False)
+        folder = self.run.folder if self.run else None
+        return Result(self.network.eval(), accuracies[-1], max(accuracies), self.rows, self.alarms, folder, finished)
+
+    def _one_epoch(self, stop: list[bool]) -> bool:
+        """Steps from where the epoch stands to its end; False if the run was asked to stop."""
+        spec = self.spec
+        start, saved, shown, seen = time.perf_counter(), time.monotonic(), 0.0, 0
+        batches = training_batches(
+            self.train, spec.batch, spec.seed, self.epoch, first=self.step, rank=self.rank, world=self.world, device=self.device
+        )
+        for pixels, labels in batches:
+            self._one_step(pixels, labels)
+            self.step += 1
+            seen += len(labels) * self.world
+            now = time.monotonic()
+            loss = accuracy = None
+            if now - shown > 0.5:
+                shown = now
+                total, right, count = self.sums.tolist()
+                loss, accuracy = self._finite(total / count), right / count
+            self.watcher.step(self.epoch, self.step, seen, loss, accuracy)
+            due = self.step % spec.checkpoint_steps == 0 if spec.checkpoint_steps else now - saved > 60 * spec.checkpoint_minutes
+            if self._asked_to_stop(stop):
+                self._save()
+                return False
+            if due and self.step < self.steps:
+                self._save()
+                saved = now
+        self.seconds = time.perf_counter() - start
+        self.speed = seen / max(self.seconds, 1e-9)
+        return True
+
+    def _finite(self, loss: float) -> float:
+        if not math.isfinite(loss):
+            raise MptifyError(f"The loss is not a number any more (epoch {self.epoch + 1}, step {self.step}); a smaller lr may help.")
+        return loss
+
+    def _sum_up(self, values: Tensor) -> Tensor:
+        """Over all processes."""
+        return values if self.world == 1 else self.accelerator.reduce(values.to(self.device), "sum")
+
+    def _asked_to_stop(self, stop: list[bool]) -> bool:
+        return bool(self._sum_up(torch.tensor([len(stop)])).item())  # all processes in the same step
+
+    def _one_step(self, pixels: Tensor, labels: Tensor) -> None:
+        spec = self.spec
+        at = self.epoch + (self.step + 0.5) / self.steps
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(spec, at)
+        self._set_prune(at)
+        torch.manual_seed(mixed(spec.seed, self.epoch, self.step, self.rank))  # dropout and the like
+        images = _images_in_step(len(self.train), self.steps, self.step)
+        parts = list(zip(pixels.tensor_split(spec.accumulate), labels.tensor_split(spec.accumulate), strict=True))
+        for number, (some, theirs) in enumerate(parts):
+            last = number == len(parts) - 1
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.forward):
+                output = self.forward(some)
+                total = _loss(output, theirs, spec.label_smoothing)
+                # DistributedDataParallel averages over processes, whose shares may differ by one image.
+                self.accelerator.backward(total * (self.world / images))
+            right = (logits_of(output).detach().argmax(1) == theirs).sum()
+            self.sums += torch.stack([total.detach().double(), right.double(), torch.tensor(float(len(theirs)), device=right.device)]).cpu()
+        if spec.clip is not None:
+            self.accelerator.clip_grad_norm_(self.forward.parameters(), spec.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._average()
+
+    def _set_prune(self, at: float) -> None:
+        if not self.spec.prune_ramp or not self.layers:
+            return
+        share, ticket = prune_share(self.spec, at), self.spec.spec
+        for name, layer in self.layers.items():
+            layer.set_prune_(share * ticket.prune_of(name))
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        done = self.epoch * self.steps + self.step
+        for name, mean in self.averages.items():
+            decay = min(self.spec.ema or 0.0, (1 + done) / (10 + done))  # a young mean forgets its beginning
+            mean.mul_(decay).add_(self.layers[name].scores, alpha=1 - decay)
+
+    # -- an epoch's end -----------------------------------------------------------------------------------------------
+
+    def _end_epoch(self) -> None:
+        total, right, count = self._sum_up(self.sums).tolist()
+        self._finite(total)
+        assert count == len(self.train), f"{count} images were seen, and there are {len(self.train)}"
+        self._set_prune(self.epoch + 1)
+        self._share_buffers()
+        with self._averaged():
+            found = self._evaluate()
+            flipped = self.masks.turn()
+            require_agreement(self.masks, self.accelerator.gather, self.world, self.device)
+            self._look_for_trouble()
+            row = self._row(total / count, right / count, found, flipped)
+            best = max((one["val_accuracy"] for one in self.rows), default=-1.0)
+            self.rows.append(row)
+            if self.run and self.main:
+                self._write_network("last", row)
+                if row["val_accuracy"] > best:
+                    self._write_network("best", row)
+        self.epoch, self.step = self.epoch + 1, 0
+        self.sums.zero_()
+        if self.run and self.main:
+            self.run.write_metrics(self.rows)
+            from mptify.training.curves import draw_curves
+
+            draw_curves(self.rows, self.run.folder / "curves.png")
+        self._save()
+        if self.spec.trackers:
+            numbers = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "epoch"}
+            self.accelerator.log(numbers, step=self.epoch)
+        self.watcher.epoch(row)
+
+    def _share_buffers(self) -> None:
+        """Statistics of process 0 for all, as DistributedDataParallel will do before the next step."""
+        if self.world > 1:
+            for buffer in self.network.buffers():
+                torch.distributed.broadcast(buffer, 0)
+
+    def _evaluate(self) -> Evaluation:
+        return evaluate(
+            self.network, self.val, max(256, self.spec.batch // self.world), self.device, rank=self.rank, world=self.world,
+            sum_up=self._sum_up,
+        )  # fmt: skip
+
+    def _row(self, loss: float, accuracy: float, found: Evaluation, flipped: float) -> dict[str, Any]:
+        kept = sum(layer.kept for layer in self.layers.values())
+        weights = sum(layer.count for layer in self.layers.values())
+        row: dict[str, Any] = {
+            "epoch": self.epoch + 1, "loss": loss, "accuracy": accuracy, "val_loss": found.loss, "val_accuracy": found.top1,
+            "val_top5": found.top5, "lr": learning_rate(self.spec, self.epoch + 1), "seconds": round(self.seconds, 2),
+            "images_per_second": round(self.speed, 1),
+        }  # fmt: skip
+        if self.layers:
+            row |= {"flipped": flipped, "pruned": 1 - kept / weights, "masks": self.masks.digest()}
+        return row
+
+    def _look_for_trouble(self) -> None:
+        texts = [f"{name}: its survivors have not changed since the first epoch." for name in self.masks.stuck(self.epoch + 1)]
+        texts += [f"{name}: its output is the same for every image." for name in constant_layers(self.network, self.sample)]
+        for text in texts:
+            if text not in self.alarms:
+                self.alarms.append(text)
+                self.watcher.alarm(text)
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """With the mean of the scores in place of the scores, if one is kept."""
+        scores = {name: self.layers[name].scores.detach().clone() for name in self.averages}
+        with torch.no_grad():
+            for name, mean in self.averages.items():
+                self.layers[name].scores.copy_(mean)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, before in scores.items():
+                    self.layers[name].scores.copy_(before)
+
+    def _write_network(self, which: str, row: dict[str, Any]) -> None:
+        assert self.run is not None
+        if not self.layers:
+            self.run.write_dense(which, self.network)
+            return
+        notes: dict[str, Any] = {"accuracy": row["val_accuracy"], "epoch": row["epoch"], "method": self.spec.method}
+        if isinstance(self.spec, Recipe):
+            notes["data"] = self.spec.data.source
+        if self.val.names and sum(map(len, self.val.names)) < 20_000:
+            notes["labels"] = list(self.val.names)
+        notes["recipe"] = self.spec.model_dump(mode="json")
+        with judging(self.network):
+            write(ticket_of(self.network, architecture=self.architecture, notes=notes), self.run.ticket(which))
+
+    # -- stopping and going on ----------------------------------------------------------------------------------------
+
+    def _open(self, out: Any, resume: bool) -> Run | None:
+        if out is None:
+            if resume:
+                raise MptifyError("There is nothing to resume without the folder of a run.")
+            return None
+        if resume:
+            return Run.again(Path(out))
+        run: Run | None = None
+        trouble: list[Exception] = []
+        if self.main:
+            try:
+                run = Run.begin(Path(out), to_yaml(self.spec))
+            except MptifyError as error:
+                trouble.append(error)
+        failed = self._sum_up(torch.tensor([len(trouble)])).item()
+        if trouble:
+            raise trouble[0]
+        if failed:
+            raise SystemExit(1)  # process 0 has said why
+        return run or Run(Path(out))
+
+    def _save(self) -> None:
+        """Everything that the next step depends on, and the epoch's sums of all processes."""
+        if self.run is None:
+            return
+        sums = self._sum_up(self.sums).tolist() if self.step else [0.0, 0.0, 0.0]
+        if not self.main:
+            return
+        tensors = {f"model.{name}": tensor for name, tensor in _changing(self.network)}
+        values, plain = optimizer_state(self.optimizer.optimizer)
+        tensors |= values
+        tensors |= {f"average.{name}": mean for name, mean in self.averages.items()}
+        tensors |= self.masks.tensors()
+        scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
+        state = {
+            "epoch": self.epoch, "step": self.step, "sums": sums, "still": self.masks.still, "alarms": self.alarms, "optimizer": plain,
+            "scaler": scaler, "rows": self.rows, "first_masks": self.first_masks, "steps": self.steps,
+        }  # fmt: skip
+        self.run.write_checkpoint(tensors, state)
+
+    def _restore_(self) -> None:
+        assert self.run is not None
+        found = self.run.read_checkpoint()
+        if found is None:
+            return
+        tensors, state = found
+        if state["first_masks"] != self.first_masks or state["steps"] != self.steps:
+            raise MptifyError(f"{self.run.folder}: its checkpoint is of another network or of other data than the run is resumed with.")
+        with torch.no_grad():
+            for name, tensor in _changing(self.network):
+                tensor.copy_(tensors[f"model.{name}"])
+            for name, mean in self.averages.items():
+                mean.copy_(tensors[f"average.{name}"])
+        restore_optimizer_(self.optimizer.optimizer, tensors, state["optimizer"])
+        if state["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.masks.restore_(tensors, state["still"])
+        self.epoch, self.step, self.rows, self.alarms = state["epoch"], state["step"], state["rows"], state["alarms"]
+        if self.main:  # the sums are those of all processes
+            self.sums = torch.tensor(state["sums"], dtype=torch.float64)
+
+
+# -- before the first step -------------------------------------------------------------------------------------------------
+
+
+def _accelerator(spec: SearchSpec, out: Any) -> Any:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType, is_tensorboard_available
+
+    if "tensorboard" in spec.trackers and not is_tensorboard_available():
+        raise MptifyError("trackers: tensorboard is not installed; pip install tensorboard.")
+    AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
+    try:
+        accelerator = Accelerator(
+            mixed_precision=spec.precision, log_with=list(spec.trackers) or None, project_dir=str(out) if out else None
+        )
+    except ValueError as error:
+        raise MptifyError(f"Accelerate can't be set up: {error}") from None
+    sharded = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
+    if accelerator.distributed_type in sharded:
+        raise MptifyError(
+            f"{accelerator.distributed_type.value} shards the scores, and a mask is chosen from all scores of a layer; "
+            "a search needs plain data parallelism (`accelerate launch --multi_gpu`)."
+        )
+    return accelerator
+
+
+def _changing(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All that a step may change; frozen weights come with the network."""
+    frozen = {name for name, kind in parameter_kinds(network).items() if kind == "frozen"}
+    yield from ((name, parameter) for name, parameter in network.named_parameters() if name not in frozen)
+    yield from network.named_buffers()
+
+
+# -- within a step ---------------------------------------------------------------------------------------------------------
+
+
+def _loss(output: Any, labels: Tensor, smoothing: float) -> Tensor:
+    """Summed cross-entropy; auxiliary heads count 0.3, as in the papers that have them."""
+    heads = [head for head in (output if isinstance(output, (tuple, list)) else [output]) if isinstance(head, Tensor)]
+    logits_of(output)
+    losses = [F.cross_entropy(head.float(), labels, reduction="sum", label_smoothing=smoothing) for head in heads]
+    return losses[0] + 0.3 * sum(losses[1:]) if len(losses) > 1 else losses[0]
+
+
+def _images_in_step(count: int, steps: int, step: int) -> int:
+    """How many images `torch.tensor_split` puts into one of the epoch's batches."""
+    return count // steps + (step < count % steps)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings as trackers take them."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, (int, float, str, bool)) else str(value)
+    return flat

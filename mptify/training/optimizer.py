@@ -1,0 +1,56 @@
+"""The optimizer of a search, and its state as tensors by name, so that a checkpoint needs no pickle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mptify.recipe import SearchSpec
+from mptify.surgery.trainable import parameter_kinds
+
+__all__ = ["make_optimizer", "optimizer_state", "restore_optimizer_"]
+
+
+def make_optimizer(network: nn.Module, spec: SearchSpec) -> torch.optim.Optimizer:
+    """Over what requires grad; the kinds of parameters that `decays` names decay, the others don't."""
+    kinds = parameter_kinds(network)
+    trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
+    decaying = [parameter for name, parameter in trained if kinds[name] in spec.decays]
+    others = [parameter for name, parameter in trained if kinds[name] not in spec.decays]
+    groups: list[dict[str, Any]] = [{"params": decaying, "weight_decay": spec.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    if spec.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov)
+    maker = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.AdamW
+    return maker(groups, lr=spec.lr, betas=(spec.momentum, 0.999))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by name, and what is no tensor."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for number, parameter in enumerate(_parameters(optimizer)):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{number}.{key}"] = value
+            else:
+                plain[f"optimizer.{number}.{key}"] = value
+    return tensors, plain
+
+
+def restore_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+    """Put back what `optimizer_state` gave."""
+    parameters = _parameters(optimizer)
+    for name, value in [*tensors.items(), *plain.items()]:
+        if name.startswith("optimizer."):
+            _, number, key = name.split(".", 2)
+            parameter = parameters[int(number)]
+            if isinstance(value, Tensor):
+                value = value.to(parameter.device) if value.dim() else value.clone()
+            optimizer.state[parameter][key] = value

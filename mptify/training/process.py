@@ -1,0 +1,40 @@
+"""What a search asks of the process that it runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["keep_freed_memory", "stoppable"]
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc not to give freed memory back: each step would pay again for the pages that the last one let go."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            libc.mallopt(setting, 1 << 30)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[list[bool]]:
+    """Ctrl-C and SIGTERM ask for a stop after the current step; a second Ctrl-C stops at once."""
+    asked: list[bool] = []
+    before: dict[signal.Signals, Any] = {}
+
+    def ask(number: int, frame: Any) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(True)
+
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask)
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,130 @@
+"""The folder that a run lives in: its recipe, metrics, tickets, and a checkpoint from which it goes on to the bit.
+
+recipe.yaml              every setting
+metrics.jsonl            one line per epoch
+curves.png               loss and accuracy
+best.ticket, last.ticket (of dense training: best.safetensors, last.safetensors)
+checkpoint.safetensors   everything that the next step depends on
+summary.json             written at the end: a run with it is finished
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import yaml
+from torch import Tensor, nn
+
+from mptify.errors import MptifyError, RunExists
+from mptify.files import write_whole
+
+__all__ = ["Run", "free_folder", "newest_unfinished"]
+
+_KEY = "mptify-checkpoint"
+
+
+class Run:
+    """One run's files. Each is written whole or not at all."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    @classmethod
+    def begin(cls, folder: Path, recipe: str) -> Run:
+        """A new run in a folder that holds none."""
+        run = cls(folder)
+        if run.recipe.exists():
+            state = "a finished run" if run.is_finished else "a run"
+            hint = "" if run.is_finished else f", or `mptify search --resume --out {folder}` to go on with it"
+            raise RunExists(f"{folder} holds {state} already; choose another folder{hint}.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MptifyError(f"{folder}: can't be made ({error.strerror}).") from None
+        write_whole(run.recipe, recipe)
+        return run
+
+    @classmethod
+    def again(cls, folder: Path) -> Run:
+        """A run that was begun before."""
+        run = cls(folder)
+        if not run.recipe.is_file():
+            raise MptifyError(f"{folder} holds no run to resume.")
+        return run
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / "recipe.yaml"
+
+    @property
+    def has_summary(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+    @property
+    def is_finished(self) -> bool:
+        """The search, and the baseline beside it if the recipe asks for one."""
+        wanted = yaml.safe_load(self.recipe.read_text(encoding="utf-8")).get("baseline") is not None
+        return self.has_summary and (not wanted or Run(self.folder / "baseline").has_summary)
+
+    def ticket(self, which: str) -> Path:
+        return self.folder / f"{which}.ticket"
+
+    def write_dense(self, which: str, network: nn.Module) -> None:
+        """A densely trained network's state, for whoever wants it."""
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+        write_whole(self.folder / f"{which}.safetensors", safetensors.torch.save(state))
+
+    # -- metrics ------------------------------------------------------------------------------------------------------
+
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        write_whole(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def write_checkpoint(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_whole(self.folder / "checkpoint.safetensors", safetensors.torch.save(plain, {_KEY: json.dumps(state)}))
+
+    def read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Tensors and state, or None where the run was stopped before its first checkpoint."""
+        path = self.folder / "checkpoint.safetensors"
+        if not path.exists():
+            return None
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                state = json.loads(file.metadata()[_KEY])
+                return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
+        except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+            raise MptifyError(f"{path}: this checkpoint can't be read ({error}); remove it to start the run anew.") from None
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """`parent/name`, or with a number behind it if that is taken."""
+    folder, number = parent / name, 1
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
+
+
+def newest_unfinished(parent: Path) -> Path:
+    """The run below `parent` that was stopped last."""
+    runs = [Run(path.parent) for path in parent.glob("*/recipe.yaml")]
+    waiting = [run for run in runs if not run.is_finished]
+    if not waiting:
+        raise MptifyError(f"{parent} holds no run that was stopped before its end; --out names one elsewhere.")
+    return max(waiting, key=lambda run: run.folder.stat().st_mtime).folder

@@ -1,0 +1,92 @@
+"""The network that a search begins with, and whether images fit it: all that can be wrong before the first step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from mptify import catalog
+from mptify.errors import BadData, BadSpec, MptifyError
+from mptify.layers import Ticketed
+from mptify.recipe import Recipe, SearchSpec
+from mptify.surgery import ticket_layers, transform, with_norms
+from mptify.ticket.format import Architecture, Ticket
+from mptify.training.data import Images, training_batches
+from mptify.training.evaluation import judging, logits_of
+
+__all__ = ["architecture_of", "begin_with_", "build_network", "prepared", "require_fit"]
+
+
+def architecture_of(entry: catalog.Entry, images: Images) -> Architecture:
+    """The named network, built for these images."""
+    shape = images.shape()
+    arguments = {"num_classes": images.classes, "input_size": shape[-1]} | ({} if shape[0] == 3 else {"in_chans": shape[0]})
+    return Architecture(entry.source, entry.name, arguments)
+
+
+def build_network(architecture: Architecture, recipe: Recipe, ticket: Ticket | None) -> nn.Module:
+    """Fresh from the recipe's seed: dense for `method: dense`, else a ticket model, with the survivors of `ticket` if one is given."""
+    dense = recipe.method == "dense"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.ticket.seed)
+        try:
+            network = catalog.build(catalog.resolve(str(architecture)), **architecture.arguments)
+        except MptifyError:
+            raise
+        except Exception as error:  # whatever a builder makes of sizes that it was never built with
+            raise BadSpec(f"{architecture} can't be built with {architecture.arguments}: {str(error).splitlines()[0]}.") from error
+    if dense:
+        return network
+    ticketed = transform(network, **dict(recipe.spec))
+    if ticket is not None:
+        begin_with_(ticketed, ticket)
+    return ticketed
+
+
+def begin_with_(model: nn.Module, ticket: Ticket) -> None:
+    """Let a fresh ticket model begin with a ticket's masks: survivors take the largest of the first scores' magnitudes."""
+    for layer in {one.ticket_name: one for one in ticket_layers(model).values()}.values():
+        found = ticket.layers.get(layer.ticket_name)
+        if found is None or found.shape != tuple(layer.scores.shape):
+            raise BadSpec(f"{layer.ticket_name}: the ticket to begin with has no such layer of shape {tuple(layer.scores.shape)}.")
+        _rank_first_(layer, torch.from_numpy(found.mask).reshape(-1))
+
+
+@torch.no_grad()
+def _rank_first_(layer: Any, mask: torch.Tensor) -> None:
+    scores = layer.scores.detach().cpu().reshape(-1)
+    magnitudes = scores.abs().sort(descending=True).values
+    order = (scores.abs() + 2 * mask * magnitudes[0]).argsort(descending=True, stable=True)
+    ranked = torch.empty_like(scores)
+    ranked[order] = magnitudes
+    layer.scores.copy_(torch.copysign(ranked, scores).reshape(layer.scores.shape))
+
+
+def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:
+    """The network that is trained: a new one."""
+    found = [layer for layer in model.modules() if isinstance(layer, Ticketed)]
+    if spec.method == "dense":
+        if found:
+            raise MptifyError("method='dense' trains weights, and this is a ticket model, whose weights are frozen.")
+        return with_norms(model) if spec.ticket.bn == "insert" else copy.deepcopy(model).requires_grad_(True)
+    if not found:
+        return transform(model, **dict(spec.spec))
+    return copy.deepcopy(model)
+
+
+def require_fit(network: nn.Module, images: Images, device: Any) -> None:
+    """Say before the first step, not in it, that images and network don't fit."""
+    sample = next(iter(training_batches(images, 2, 0, 0, first=0, rank=0, world=1, device=device)))[0]
+    with judging(network):
+        try:
+            logits = logits_of(network(sample))
+        except MptifyError:
+            raise
+        except Exception as error:  # whatever torch says of a wrong shape
+            sizes = "×".join(map(str, sample.shape[1:]))
+            raise BadData(f"The network can't take images of {sizes}: {str(error).splitlines()[0]}.") from error
+    if logits.shape[1] < images.classes:
+        raise BadData(f"The data has {images.classes} classes, and the network tells only {logits.shape[1]} apart.")

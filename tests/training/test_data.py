@@ -1,0 +1,251 @@
+"""Images: who sees which, when, and what is said of bad ones before the first step."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+from mptify.errors import BadData
+from mptify.recipe import DataSpec
+from mptify.training.data import as_images, batches_of, evaluation_batches, load_data, training_batches
+
+
+def numbered(count=103, size=6, **changes):
+    """Images that know their own number."""
+    pixels = np.zeros((count, size, size, 1), np.uint8)
+    pixels[:] = np.arange(count)[:, None, None, None]
+    images = as_images((pixels, np.arange(count) % 7), "train")
+    for name, value in changes.items():
+        setattr(images, name, value)
+    return images
+
+
+def numbers(batch, images):
+    pixels = batch[0][:, 0] * images.deviation[0] + images.mean[0]
+    return (pixels.amax((1, 2)) * 255).round().int().tolist()
+
+
+def epoch(images, seed=0, number=0, first=0, rank=0, world=1, batch=16):
+    return list(training_batches(images, batch, seed, number, first=first, rank=rank, world=world, device="cpu"))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_image_is_seen_once_per_epoch(world):
+    images = numbered()
+    seen = [number for rank in range(world) for batch in epoch(images, rank=rank, world=world) for number in numbers(batch, images)]
+    assert sorted(seen) == list(range(103))
+
+
+def test_batches_of_an_epoch_are_nearly_equal():
+    images = numbered()
+    sizes = [len(labels) for _, labels in epoch(images)]
+    assert len(sizes) == batches_of(103, 16) == 7
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"crop": 2}, {"flip": True}, {"crop": 1, "flip": True}])
+def test_what_a_step_sees_does_not_depend_on_processes_or_interruptions(settings):
+    images = numbered(**settings)
+    whole = epoch(images, seed=3, number=2)
+    late = epoch(images, seed=3, number=2, first=4)
+    halves = [epoch(images, seed=3, number=2, rank=rank, world=2) for rank in range(2)]
+    for step, (pixels, labels) in enumerate(whole):
+        if step >= 4:
+            assert torch.equal(late[step - 4][0], pixels)
+        for rank in range(2):
+            assert torch.equal(halves[rank][step][0], pixels[rank::2])
+            assert torch.equal(halves[rank][step][1], labels[rank::2])
+
+
+def test_epochs_and_seeds_differ():
+    images = numbered()
+    orders = [
+        [n for batch in epoch(images, seed=seed, number=number) for n in numbers(batch, images)]
+        for seed, number in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert orders[0] != orders[1]
+    assert orders[0] != orders[2]
+
+
+def test_crops_and_flips_are_those_of_the_image():
+    """Each crop is a part of its padded image; each flip is the image or its mirror; both happen."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(1, 255, (40, 5, 5, 3), dtype=np.uint8)
+    images = as_images((pixels, np.arange(40)), "train")
+    images.mean, images.deviation, images.crop = (0.0,) * 3, (1.0,) * 3, 2
+    places = set()
+    for batch, labels in epoch(images):
+        for image, label in zip((batch * 255).round().byte(), labels, strict=True):
+            padded = np.pad(pixels[label], ((2, 2), (2, 2), (0, 0)))
+            matches = [
+                (y, x) for y in range(5) for x in range(5) if np.array_equal(padded[y : y + 5, x : x + 5].transpose(2, 0, 1), image.numpy())
+            ]
+            assert matches
+            places.add(matches[0])
+    assert len(places) > 10
+    images.crop, images.flip = 0, True
+    mirrored = 0
+    for batch, labels in epoch(images):
+        for image, label in zip((batch * 255).round().byte(), labels, strict=True):
+            original = torch.from_numpy(pixels[label].transpose(2, 0, 1))
+            assert torch.equal(image, original) or torch.equal(image, original.flip(2))
+            mirrored += not torch.equal(image, original)
+    assert 5 < mirrored < 35
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_evaluation_counts_every_image_once(world):
+    images = numbered()
+    seen = [
+        n
+        for rank in range(world)
+        for batch in evaluation_batches(images, 8, rank=rank, world=world, device="cpu")
+        for n in numbers(batch, images)
+    ]
+    assert sorted(seen) == list(range(103))
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------------
+
+
+def picture(path, shade, size=(40, 30)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (shade, 255 - shade, 128)).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for part, count in (("train", 6), ("val", 3)):
+        for label in ("cat", "dog"):
+            for number in range(count):
+                picture(tmp_path / "photos" / part / label / f"{number}.png", 20 * number)
+    return tmp_path / "photos"
+
+
+def spec(**settings):
+    return DataSpec(**settings)
+
+
+def test_digits_are_there_without_a_network():
+    train, val = load_data(spec())
+    assert (len(train), len(val), train.classes, train.shape()) == (1438, 359, 10, (1, 8, 8))
+
+
+def test_arrays_come_from_a_file(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "a.npz"
+    x, y = rng.integers(0, 255, (50, 8, 8, 3), dtype=np.uint8), rng.integers(0, 4, 50)
+    np.savez(path, x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    train, val = load_data(spec(source=f"arrays:{path}", train_images=30))
+    assert (len(train), len(val), train.shape()) == (30, 10, (3, 8, 8))
+    pixels = next(evaluation_batches(train, 30, rank=0, world=1, device="cpu"))[0]
+    expected = (torch.from_numpy(x[:30]).permute(0, 3, 1, 2).float() / 255 - torch.tensor(train.mean).view(1, 3, 1, 1)) / torch.tensor(
+        train.deviation
+    ).view(1, 3, 1, 1)
+    assert torch.allclose(pixels, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_folders_are_read_the_same_by_any_number_of_workers(folder, workers):
+    train, val = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=workers))
+    assert (len(train), len(val), train.classes, train.shape(), train.names) == (12, 6, 2, (3, 16, 16), ("cat", "dog"))
+    alone, _ = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=0))
+    for (pixels, labels), (others, theirs) in zip(epoch(train, batch=4), epoch(alone, batch=4), strict=True):
+        assert torch.equal(pixels, others)
+        assert torch.equal(labels, theirs)
+    late = epoch(train, batch=4, first=2)
+    assert torch.equal(late[0][0], epoch(train, batch=4)[2][0])
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # timm leaves files open
+def test_a_data_set_of_timm_is_found_by_name(folder):
+    train, val = load_data(spec(source=f"timm:folder:{folder}", size=16, workers=0))
+    assert (len(train), len(val), train.classes) == (12, 6, 2)
+    assert next(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))[0].shape == (6, 3, 16, 16)
+
+
+def broken(folder):
+    (folder / "train/cat/bad.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 50)
+
+
+def emptied(folder):
+    for path in (folder / "val/dog").iterdir():
+        path.unlink()
+
+
+def another_class(folder):
+    picture(folder / "val/fish/0.png", 3)
+
+
+def no_validation(folder):
+    (folder / "val").rename(folder / "later")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (broken, "bad.png: this is no image that can be read"),
+        (emptied, "Found no valid file for the classes dog"),
+        (another_class, "'fish' is in one of them only"),
+        (no_validation, "has no folder 'val'"),
+    ],
+)
+def test_a_bad_folder_is_told_before_the_first_step(folder, damage, words):
+    damage(folder)
+    with pytest.raises(BadData) as caught:
+        load_data(spec(source=f"imagefolder:{folder}"))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("mnist", "there are digits, arrays"),
+        ("arrays:none.npz", "there is no file 'none.npz'"),
+        ("imagefolder:nowhere", "there is no folder 'nowhere'"),
+        ("imagefolder", "there is no folder ''"),
+        ("cifar10:nowhere", "holds no cifar10; torchvision.datasets.CIFAR10('nowhere', download=True) fetches it"),
+        ("timm:folder:nowhere", "timm can't open it"),
+    ],
+)
+def test_a_source_that_is_not_there_is_told_in_one_sentence(source, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadData) as caught:
+        load_data(spec(source=source))
+    assert words in str(caught.value)
+
+
+def test_files_that_are_no_arrays_are_told_so(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"PK nothing")
+    with pytest.raises(BadData, match=r"this is no \.npz file"):
+        load_data(spec(source=f"arrays:{tmp_path / 'a.npz'}"))
+    np.savez(tmp_path / "b.npz", x_train=np.zeros(3))
+    with pytest.raises(BadData, match="has no y_train"):
+        load_data(spec(source=f"arrays:{tmp_path / 'b.npz'}"))
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (np.zeros((4, 8, 8, 3), np.float32), np.zeros(4, int), "uint8"),
+        (np.zeros((4, 8), np.uint8), np.zeros(4, int), "4×8"),
+        (np.zeros((4, 8, 8), np.uint8), np.zeros(3, int), "4 images and 3 labels"),
+        (np.zeros((0, 8, 8), np.uint8), np.zeros(0, int), "0 images"),
+        (np.zeros((2, 8, 8), np.uint8), np.array([0, -1]), "from 0"),
+        (np.zeros((2, 8, 8), np.uint8), np.array([0.5, 1]), "whole numbers"),
+    ],
+)
+def test_arrays_that_are_no_images_are_told_so(images, labels, words):
+    with pytest.raises(BadData, match=words):
+        as_images((images, labels), "train")
+
+
+def test_a_loader_is_refused_and_a_data_set_taken():
+    files = TensorDataset(torch.zeros(5, 3, 8, 8), torch.tensor([0, 1, 2, 1, 0]))
+    with pytest.raises(BadData, match="not a DataLoader"):
+        as_images(DataLoader(files), "train")
+    assert as_images(files, "train").classes == 3
+    with pytest.raises(BadData, match="not int"):
+        as_images(3, "train")

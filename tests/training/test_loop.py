@@ -1,0 +1,359 @@
+"""The search itself: what it finds, what it changes, and that it ends the same however often it was interrupted."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mptify
+from mptify import randomness
+from mptify.errors import BadData, MptifyError, RunExists
+from mptify.recipe import make_search_spec
+from mptify.surgery import ticket_layers
+from mptify.surgery.trainable import parameter_kinds
+from mptify.training import loop
+from mptify.training.data import Images, load_data
+from mptify.training.health import constant_layers
+from mptify.training.schedule import learning_rate, prune_share
+
+FAST = {"epochs": 2, "batch": 32, "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.6}}
+
+
+class Net(nn.Module):
+    def __init__(self, drop=0.0):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.Dropout(drop), nn.MaxPool2d(2))
+        self.middle = nn.Sequential(nn.Conv2d(12, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.head(self.middle(self.features(x)).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Some of them, to be quick."""
+    from mptify.recipe import DataSpec
+
+    return load_data(DataSpec(train_images=300, val_images=101, crop=1, flip=True))
+
+
+def settings(**changes):
+    ticket = FAST["ticket"] | changes.pop("ticket", {})
+    return FAST | changes | {"ticket": ticket}
+
+
+def search(digits, net=None, **options):
+    out, resume, watcher = options.pop("out", None), options.pop("resume", False), options.pop("watcher", None)
+    return mptify.search(net or Net(), *digits, settings(**options), out=out, resume=resume, watcher=watcher)
+
+
+# -- what it finds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ticket": {"score_grad": "alpha"}},
+        {"ticket": {"bits": "1/1", "prune": 0.5, "learn_bn": True}, "optimizer": "adam", "lr": 0.01},
+        {"ticket": {"scope": "global", "floor": 0.05}},
+        {"method": "edgepopup", "nesterov": True},
+        {"method": "dense", "lr": 0.05},
+        {"method": "dense", "lr": 0.05, "ticket": {"bn": "insert"}},
+        {
+            "optimizer": "adamw",
+            "lr": 0.01,
+            "weight_decay": 0.1,
+            "warmup": 1,
+            "label_smoothing": 0.1,
+            "clip": 1.0,
+            "prune_ramp": 2,
+            "ema": 0.9,
+        },
+    ],
+    ids=["biprop", "alpha", "1/1", "global", "edgepopup", "dense", "dense with norms", "everything"],
+)
+def test_every_method_learns(digits, options):
+    plain = [replace(split, crop=0, flip=False) for split in digits]
+    result = search(plain, epochs=10, **options)
+    assert result.rows[-1]["loss"] < result.rows[0]["loss"]
+    assert result.accuracy > 0.25  # chance gives 0.1
+    assert result.finished
+
+
+def test_the_network_passed_in_stays_as_it_is(digits):
+    net = Net().eval()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    state = torch.get_rng_state()
+    result = search(digits, net)
+    assert not net.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert result.model is not net
+
+
+@pytest.mark.parametrize(
+    ("ticket", "kinds"),
+    [
+        ({}, {"scores"}),
+        ({"learn_bn": True}, {"scores", "norm"}),
+        ({"bias": "learn"}, {"scores", "bias"}),
+        ({"dense": "last"}, {"scores", "dense"}),
+    ],
+)
+def test_only_what_the_spec_names_changes(digits, ticket, kinds):
+    ticketed = mptify.transform(Net(), **settings(ticket=ticket)["ticket"])
+    before = {name: parameter.detach().clone() for name, parameter in ticketed.named_parameters()}
+    result = search(digits, ticketed, ticket=ticket, weight_decay=0.01, decays=["scores", "norm", "bias", "other", "dense"])
+    of = parameter_kinds(result.model)
+    changed = {name for name, parameter in result.model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert {of[name] for name in changed} == kinds
+    assert changed == {name for name, kind in of.items() if kind in kinds}
+    for name, layer in ticket_layers(result.model).items():
+        expected = randomness.signs(0, name, layer.count).reshape(layer.frozen.shape)
+        assert np.array_equal(np.signbit(layer.frozen.detach().numpy()), expected)
+
+
+def test_decay_is_for_the_kinds_that_the_recipe_names(digits):
+    from mptify.training.optimizer import make_optimizer
+
+    ticketed = mptify.transform(Net(), bits="1/32", prune=0.5, learn_bn=True, bias="learn")
+    spec = make_search_spec({"weight_decay": 0.3, "decays": ["norm"]})
+    groups = make_optimizer(ticketed, spec).param_groups
+    kinds = parameter_kinds(ticketed)
+    names = {id(parameter): name for name, parameter in ticketed.named_parameters()}
+    found = {kinds[names[id(parameter)]]: group["weight_decay"] for group in groups for parameter in group["params"]}
+    assert found == {"norm": 0.3, "scores": 0.0, "bias": 0.0}
+
+
+def test_the_schedules_begin_and_end_where_they_should():
+    spec = make_search_spec({"epochs": 10, "lr": 0.2, "warmup": 2, "prune_ramp": 4})
+    assert [learning_rate(spec, time) for time in (1, 2, 6, 10)] == pytest.approx([0.1, 0.2, 0.1, 0.0])
+    assert [prune_share(spec, time) for time in (0, 2, 4, 9)] == pytest.approx([0, 0.875, 1, 1])
+    assert learning_rate(make_search_spec({"schedule": "constant", "lr": 0.2}), 7) == 0.2
+
+
+def test_a_ramp_ends_at_the_asked_fraction(digits):
+    result = search(digits, epochs=3, prune_ramp=2)
+    assert [row["pruned"] for row in result.rows][1:] == pytest.approx([0.6, 0.6], abs=1e-2)
+    assert result.rows[0]["pruned"] < 0.55
+    for layer in ticket_layers(result.model).values():
+        assert layer.kept == layer.count - round(layer.count * 0.6)
+
+
+def test_accumulated_steps_are_the_same_steps(digits):
+    """Without BatchNorm, whose statistics are those of each part."""
+
+    def net():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+
+    whole, parts = (search(digits, net(), accumulate=number, epochs=1) for number in (1, 4))
+    for one, other in zip(ticket_layers(whole.model).values(), ticket_layers(parts.model).values(), strict=True):
+        assert torch.allclose(one.scores, other.scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_mixed_precision_searches_too(digits, precision):
+    result = search(digits, precision=precision)
+    assert np.isfinite(result.rows[-1]["loss"])
+    assert search(digits).finished  # and leaves nothing behind that hinders the next
+
+
+def test_a_tracker_is_logged_to(digits, tmp_path):
+    search(digits, trackers=["tensorboard"], out=tmp_path / "run")
+    assert list((tmp_path / "run").rglob("events.out.tfevents*"))
+
+
+# -- what it says before the first step -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), "can't take images of 1×8×8"),
+        (
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 7)),
+            "The data has 10 classes, and the network tells only 7",
+        ),
+        (nn.Sequential(nn.Conv2d(1, 10, 3), nn.ReLU(), nn.Conv2d(10, 10, 3)), "one row of class scores per image"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_told_so_and_no_folder_is_left(digits, net, words, tmp_path):
+    with pytest.raises(BadData, match=words):
+        search(digits, net, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_images_for_a_step_are_told(digits):
+    train, val = digits
+    few = Images(train.labels[:3], 10, train.pixels[:3], mean=train.mean, deviation=train.deviation)
+    with pytest.raises(BadData, match="too few"):
+        mptify.search(Net(), few, val, settings(accumulate=2))
+
+
+def test_a_loss_that_is_no_number_ends_the_search(digits):
+    with pytest.raises(MptifyError, match="not a number any more"):
+        search(digits, method="dense", lr=1e6, momentum=0.99, epochs=3, ticket={"bn": "keep"})
+
+
+def test_sharded_scores_are_refused(digits, monkeypatch):
+    import accelerate
+    from accelerate.utils import DistributedType
+
+    monkeypatch.setattr(accelerate.Accelerator, "distributed_type", DistributedType.FSDP)
+    with pytest.raises(MptifyError, match="shards the scores"):
+        search(digits)
+
+
+# -- alarms ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_whose_output_is_constant_is_named(digits):
+    class Dead(Net):
+        def forward(self, x):
+            return super().forward(x) + 0 * self.blind(torch.ones(len(x), 4))
+
+        def __init__(self):
+            super().__init__()
+            self.blind = nn.Linear(4, 10)
+
+    result = search(digits, Dead())
+    assert any(text.startswith("blind: its output is the same") for text in result.alarms)
+    assert not any(text.startswith("head") for text in result.alarms)
+
+
+def test_a_layer_that_stands_still_is_named(digits):
+    class Still(Net):
+        def __init__(self):
+            super().__init__()
+            self.unheard = nn.Linear(16, 10)
+
+        def forward(self, x):
+            x = self.middle(self.features(x)).mean((2, 3))
+            return self.head(x) + 1e-30 * self.unheard(x)
+
+    result = search(digits, Still(), epochs=4, weight_decay=0)
+    assert [text for text in result.alarms if "not changed since the first epoch" in text] == [
+        "unheard: its survivors have not changed since the first epoch."
+    ]
+
+
+def test_constant_outputs_are_seen_by_eye():
+    ticketed = mptify.transform(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), prune=0.5)
+    images = torch.randn(4, 1, 8, 8)
+    assert constant_layers(ticketed, images) == []
+    assert constant_layers(ticketed, images[:1].expand(4, 1, 8, 8)) == ["0", "3"]
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_recipe_metrics_curves_and_tickets(digits, tmp_path):
+    result = search(digits, out=tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"recipe.yaml", "metrics.jsonl", "curves.png", "checkpoint.safetensors", "best.ticket", "last.ticket", "summary.json"}
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert rows == result.rows
+    assert (tmp_path / "run/curves.png").read_bytes().startswith(b"\x89PNG")
+    loaded = mptify.load(tmp_path / "run/last.ticket", model=Net())
+    images = torch.randn(5, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), result.model(images))
+    ticket = mptify.read(tmp_path / "run/last.ticket")
+    assert ticket.notes["accuracy"] == rows[-1]["val_accuracy"]
+    assert ticket.notes["recipe"]["lr"] == 0.1
+
+
+def test_a_second_search_in_the_folder_refuses_politely(digits, tmp_path):
+    search(digits, out=tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(RunExists, match="holds a finished run already; choose another folder"):
+        search(digits, out=tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_nothing_to_resume_is_told(digits, tmp_path):
+    with pytest.raises(MptifyError, match="holds no run to resume"):
+        search(digits, out=tmp_path, resume=True)
+    with pytest.raises(MptifyError, match="without the folder"):
+        search(digits, resume=True)
+
+
+def test_a_damaged_checkpoint_is_told(digits, tmp_path):
+    search(digits, out=tmp_path / "run")
+    path = tmp_path / "run/checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(MptifyError, match="this checkpoint can't be read"):
+        search(digits, out=tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_of_another_network_is_refused(digits, tmp_path):
+    stopped(digits, tmp_path / "run", 3)
+    with pytest.raises(MptifyError, match="of another network"):
+        search(digits, out=tmp_path / "run", resume=True, ticket={"seed": 5})
+
+
+# -- exactness -------------------------------------------------------------------------------------------------------------------
+
+
+class Interrupt(loop.Watcher):
+    """Ctrl-C after so many steps."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def step(self, *_):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def stopped(digits, folder, steps, **options):
+    return search(digits, Net(drop=0.2), out=folder, watcher=Interrupt(steps), checkpoint_steps=4, **options)
+
+
+EVERYTHING = [
+    {},
+    {"optimizer": "adam", "lr": 0.01, "ema": 0.9, "prune_ramp": 1.5, "accumulate": 2},
+    {"ticket": {"bits": "1/1", "scope": "global", "learn_bn": True}},
+    {"method": "edgepopup", "clip": 0.5},
+    {"method": "dense"},
+]
+
+
+@pytest.mark.parametrize("options", EVERYTHING, ids=["biprop", "adam", "global", "edgepopup", "dense"])
+def test_interrupted_and_resumed_ends_in_the_same_bytes(digits, options, tmp_path):
+    torch.manual_seed(3)
+    net = Net(drop=0.2)
+    whole = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "whole")
+    first = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", watcher=Interrupt(7))
+    assert not first.finished
+    second = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", resume=True, watcher=Interrupt(6))
+    assert not second.finished
+    last = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", resume=True)
+    assert last.finished
+    timeless = [
+        [{key: value for key, value in row.items() if key not in ("seconds", "images_per_second")} for row in r.rows] for r in (whole, last)
+    ]
+    assert timeless[0] == timeless[1]
+    kind = "safetensors" if options.get("method") == "dense" else "ticket"
+    for which in ("last", "best"):
+        name = f"{which}.{kind}"
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_the_same_seed_gives_the_same_bytes(digits, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        torch.manual_seed(len(name))
+        search(digits, out=tmp_path / name, seed=seed)
+    files = {name: (tmp_path / name / "last.ticket").read_bytes() for name in "abc"}
+    assert files["a"] == files["b"]
+    assert files["a"] != files["c"]

@@ -1,0 +1,88 @@
+"""Recipes: what they may say, and what they are told when they say something else."""
+
+import pytest
+
+from mptify.errors import BadSpec
+from mptify.recipe import baseline_of, find_recipe, make_recipe, recipe_names, to_yaml, with_settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lrr": 0.1}, "my.yaml: There is no setting 'lrr'; did you mean 'lr'?"),
+        ({"ticket": {"prun": 0.8}}, "my.yaml: There is no setting 'ticket.prun'; did you mean 'ticket.prune'?"),
+        ({"data": {"sorce": "digits"}}, "did you mean 'data.source'?"),
+        ({"ticket": {"prune": 2}}, "my.yaml: ticket.prune=2: should be less than 1."),
+        ({"lr": "fast"}, "my.yaml: lr='fast': should be a valid number"),
+        ({"epochs": 0}, "epochs=0: should be greater than or equal to 1"),
+        ({"epochs": 2.5}, "epochs=2.5: should be a valid integer"),
+        ({"lr": float("nan")}, "lr=nan"),
+        ({"optimizer": "lion"}, "optimizer='lion': should be 'sgd', 'adam' or 'adamw'"),
+        ({"decays": ["score"]}, "decays.0='score': should be 'scores'"),
+        ({"ticket": {"bits": "32/32"}}, "32-bit weights are edge-popup; set method: edgepopup"),
+        ({"ticket": {"bits": "1/1", "bn": "insert"}}, "bn='insert' is for 32-bit activations"),
+        ({"nesterov": True, "optimizer": "adam"}, "Nesterov's momentum is for optimizer: sgd"),
+        ({"warmup": 11}, "warmup=11.0: the search has only 10 epochs"),
+        ({"prune_ramp": 20}, "prune_ramp=20.0: the search has only 10 epochs"),
+        ({"accumulate": 100}, "accumulate=100: a batch of 128"),
+        ({"baseline": {"lrr": 1}}, "my.yaml: baseline: There is no setting 'lrr'"),
+        ({"baseline": {"method": "biprop"}}, "baseline.method: a baseline shares this with its search"),
+        ({"ticket": 3}, "ticket=3"),
+    ],
+)
+def test_a_wrong_setting_is_told_in_one_sentence_that_names_file_and_key(settings, words):
+    with pytest.raises(BadSpec) as caught:
+        make_recipe(settings, "my.yaml")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_right_and_comes_back_from_its_yaml(name, tmp_path):
+    recipe = make_recipe(*find_recipe(name))
+    (tmp_path / "again.yaml").write_text(to_yaml(recipe))
+    assert make_recipe(*find_recipe(str(tmp_path / "again.yaml"))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("digit", None, "There is no recipe 'digit'; did you mean 'digits'?"),
+        ("none.yaml", None, "none.yaml: there is no such file"),
+        ("a.yaml", "lr: [1", "this is no YAML (line"),
+        ("a.yaml", "- lr\n", "a recipe is a list of `key: value` lines"),
+        ("a.yaml", "\x80", "this is no YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_told_so(name, content, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / name).write_text(content, encoding="latin-1")
+    with pytest.raises(BadSpec) as caught:
+        find_recipe(name)
+    assert words in str(caught.value)
+
+
+def test_settings_reach_into_sections_and_know_numbers():
+    settings = with_settings(
+        {"ticket": {"prune": 0.5}}, ["lr=1e-3", "ticket.prune=0.9", "ticket.bits=1/1", "decays=[scores]", "data.flip=true"]
+    )
+    recipe = make_recipe(settings)
+    assert (recipe.lr, recipe.ticket.prune, recipe.ticket.bits, recipe.decays, recipe.data.flip) == (1e-3, 0.9, "1/1", ("scores",), True)
+
+
+@pytest.mark.parametrize("change", ["lr", "=3", "lr.x=3"])
+def test_a_change_that_is_none_is_told_so(change):
+    with pytest.raises(BadSpec, match="--set"):
+        with_settings({"lr": 0.1}, [change])
+
+
+def test_edge_popup_keeps_the_weights_bits():
+    recipe = make_recipe({"method": "edgepopup", "ticket": {"bits": "1/1"}})
+    assert recipe.spec.bits == "32/1"
+
+
+def test_a_baseline_differs_by_what_it_says():
+    recipe = make_recipe({"lr": 0.1, "epochs": 3, "baseline": {"lr": 0.02}})
+    dense = baseline_of(recipe)
+    assert (dense.method, dense.lr, dense.epochs, dense.baseline) == ("dense", 0.02, 3, None)
