@@ -26,12 +26,13 @@ def evaluate(
     from rich.progress import Progress
 
     from mptify.cli.console import console
-    from mptify.errors import BadData, MptifyError
+    from mptify.errors import MptifyError
     from mptify.recipe import DataSpec, with_settings
     from mptify.spec import checked
     from mptify.ticket.store import load, read
     from mptify.training.data import load_data
     from mptify.training.evaluation import evaluate as measure
+    from mptify.training.start import require_fit
 
     ticket = read(file)
     recipe = ticket.notes.get("recipe")
@@ -42,13 +43,11 @@ def evaluate(
         raise MptifyError(f"{file}: does not say what it was searched on; --data names the images.")
     _, images = load_data(checked(DataSpec, with_settings(settings, changes or [])))
     model = load(file, device=device)
+    require_fit(model, images, device)
     out = console()
     with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
         task = progress.add_task("evaluating", total=len(images))
-        try:
-            found = measure(model, images, batch, device, tick=lambda count: progress.advance(task, count))
-        except (RuntimeError, IndexError) as error:
-            raise BadData(f"{file}: its network can't take these images or labels: {str(error).splitlines()[0]}.") from None
+        found = measure(model, images, batch, device, tick=lambda count: progress.advance(task, count))
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=1))
         return

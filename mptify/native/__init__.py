@@ -91,7 +91,7 @@ def choose(scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | 
 def pull(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -> Tensor:
     """grad ⊙ weight ⊙ sgn(scores) · by, or with `signs` the weight's signs in place of the weight."""
     assert library is not None
-    out = torch.empty_like(grad)
+    out = torch.empty_like(scores)  # strides of dimensions of size 1 as they are there: DistributedDataParallel compares them
     library.mptify_pull(
         grad.data_ptr(), weight.data_ptr(), scores.data_ptr(), out.data_ptr(), grad.numel(), by, signs, torch.get_num_threads()
     )

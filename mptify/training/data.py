@@ -37,6 +37,7 @@ class Images:
     deviation: tuple[float, ...] = ()
     crop: int = 0
     flip: bool = False
+    alike: bool = False  # crop and flip all images of a batch in one way
     workers: int = 0
     names: tuple[str, ...] = ()
 
@@ -63,18 +64,24 @@ def training_batches(
     generator = torch.Generator().manual_seed(mixed(seed, epoch))
     order = torch.randperm(len(images), generator=generator)
     steps = batches_of(len(images), batch)
-    shares = [part[rank::world] for part in torch.tensor_split(order, steps)][first:]
+    parts = torch.tensor_split(order, steps)
+    shares = [part[rank::world] for part in parts][first:]
     if images.pixels is None:
         yield from _from_files(images, shares, device, seed=mixed(seed, epoch))
         return
     height, width = images.pixels.shape[2:]
-    offsets = torch.randint(0, 2 * images.crop + 1, (2, len(images)), generator=generator) if images.crop else None
-    mirrored = torch.rand(len(images), generator=generator) < 0.5 if images.flip else None
+    count = steps if images.alike else len(images)
+    offsets = torch.randint(0, 2 * images.crop + 1, (2, count), generator=generator)
+    mirrored = torch.rand(count, generator=generator) < 0.5
+    if images.alike:  # as if each image had drawn what its batch drew
+        batch_of = torch.empty(len(images), dtype=torch.long)
+        batch_of[order] = torch.repeat_interleave(torch.arange(steps), torch.tensor([len(part) for part in parts]))
+        offsets, mirrored = offsets[:, batch_of], mirrored[batch_of]
     for share in shares:
         pixels = images.pixels[share].to(device, non_blocking=True)
-        if offsets is not None:
+        if images.crop:
             pixels = _cropped(pixels, offsets[0][share].to(device), offsets[1][share].to(device), images.crop, height, width)
-        if mirrored is not None:
+        if images.flip:
             pixels = torch.where(mirrored[share].to(device)[:, None, None, None], pixels.flip(3), pixels)
         yield _normalized(pixels, images), _labels(images, share).to(device)
 
@@ -159,7 +166,7 @@ def load_data(spec: DataSpec) -> tuple[Images, Images]:
         raise BadData(f"{spec.source}: training images are {_sizes(train.shape())}, those for validation {_sizes(val.shape())}.")
     if train.classes != val.classes:
         raise BadData(f"{spec.source}: {train.classes} classes to train with, {val.classes} to validate with.")
-    train.crop, train.flip = spec.crop, spec.flip
+    train.crop, train.flip, train.alike = spec.crop, spec.flip, spec.augment == "batch"
     if train.pixels is None and (spec.crop or spec.flip):
         raise BadData(f"{spec.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway.")
     return train, val

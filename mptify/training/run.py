@@ -54,6 +54,8 @@ class Run:
         run = cls(folder)
         if not run.recipe.is_file():
             raise MptifyError(f"{folder} holds no run to resume.")
+        for torn in folder.glob(".mptify-*.part"):  # whoever was killed while writing
+            torn.unlink()
         return run
 
     @property

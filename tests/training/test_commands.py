@@ -1,0 +1,147 @@
+"""`mptify search` and `mptify eval`, as a person meets them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import mptify
+from mptify.cli import app
+from mptify.errors import MptifyError
+
+QUICK = ["--set", "epochs=1", "--set", "data.train_images=200", "--no-baseline"]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+def works(*arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_arguments_a_ticket_and_its_baseline_are_found(here):
+    output = works("search", "--set", "epochs=3").output
+    assert re.search(r"accuracy +\d+\.\d\d % after the last epoch", output)
+    assert re.search(r"dense +\d+\.\d\d % after the last epoch", output)
+    assert re.search(r"kept +73,536 of 367,680 random weights", output)
+    assert "mptify inspect runs/conv2-digits/last.ticket" in output
+    ticket = mptify.read("runs/conv2-digits/last.ticket")
+    assert str(ticket.architecture) == "mptify:conv2"
+    assert ticket.notes["data"] == "digits"
+    for command in ("inspect", "verify", "card"):
+        works(command, "runs/conv2-digits/last.ticket")
+    found = json.loads(works("eval", "runs/conv2-digits/last.ticket", "--json").output)
+    assert found["top1"] == ticket.notes["accuracy"]
+    assert found["images"] == 359
+    assert re.search(r"top-1 \d+\.\d\d %, top-5 \d+\.\d\d %, loss", works("eval", "runs/conv2-digits/last.ticket").output)
+
+
+def test_a_second_run_takes_a_new_folder_and_a_named_one_is_left_alone(here):
+    works("search", *QUICK)
+    works("search", *QUICK)
+    assert {path.name for path in (here / "runs").iterdir()} == {"conv2-digits", "conv2-digits-2"}
+    result = run("search", *QUICK, "--out", "runs/conv2-digits")
+    assert isinstance(result.exception, MptifyError)
+    assert "holds a finished run already" in str(result.exception)
+
+
+def test_a_search_goes_on_from_a_ticket(here):
+    """With its survivors, its settings and its network."""
+    works("search", *QUICK, "--set", "ticket.prune=0.7", "--set", "ticket.seed=4")
+    first = mptify.read("runs/conv2-digits/last.ticket")
+    works("search", "runs/conv2-digits/last.ticket", "--data", "digits", *QUICK, "--set", "lr=1e-9", "--out", "on")
+    second = mptify.read("on/last.ticket")
+    assert second.spec == first.spec
+    for name, layer in first.layers.items():
+        assert np.array_equal(layer.mask, second.layers[name].mask)
+
+
+def test_a_converted_ticket_is_searched_from_its_first_mask(here):
+    works("convert", "mptify:conv2", "--in-chans", 1, "--input-size", 8, "--prune", 0.9, "--out", "first.ticket")
+    works("search", "first.ticket", "--data", "digits", *QUICK, "--out", "on")
+    assert mptify.read("on/last.ticket").spec.prune == 0.9
+
+
+def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
+    rng = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for label in ("cat", "dog"):
+            (here / "photos" / part / label).mkdir(parents=True)
+            for number in range(4):
+                Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(here / f"photos/{part}/{label}/{number}.png")
+    settings = ["--set", "data.size=64", "--set", "data.workers=0", "--set", "epochs=1", "--set", "batch=4"]
+    works("search", "timm:test_resnet", "--data", "imagefolder:photos", *settings, "--out", "run")
+    assert mptify.read("run/last.ticket").notes["labels"] == ["cat", "dog"]
+    works("eval", "run/last.ticket")
+    works("eval", "run/last.ticket", "--data", "imagefolder:photos", "--set", "val_images=3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["search", "resnet81"], "There is no model 'resnet81'"),
+        (["search", "--recipe", "digit"], "did you mean 'digits'?"),
+        (["search", "--set", "lrr=1"], "digits: There is no setting 'lrr'; did you mean 'lr'?"),
+        (["search", "--set", "ticket.prune=1"], "digits: ticket.prune=1: should be less than 1"),
+        (["search", "--set", "lr"], "write key=value"),
+        (["search", "--data", "imagefolder:nowhere"], "there is no folder 'nowhere'"),
+        (["search", "resnet18", "--data", "digits", "--set", "ticket.exclude=layer9*"], "matches no layer of this model"),
+        (["search", "--resume"], "runs holds no run that was stopped before its end"),
+        (["search", "--resume", "--set", "lr=1"], "--resume takes everything but --out and --threads from the folder"),
+        (["search", "--resume", "--out", "nowhere"], "nowhere holds no run to resume"),
+        (["search", "--set", "trackers=[nothing]"], "Accelerate can't be set up"),
+        (["eval", "none.ticket"], "can't be read"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence_and_leaves_nothing(arguments, words, here):
+    result = run(*arguments)
+    assert isinstance(result.exception, MptifyError), (result.output, result.exception)
+    assert words in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert not (here / "runs").exists()
+
+
+def test_a_ticket_without_data_asks_for_it(here):
+    works("convert", "timm:test_vit", "--out", "a.ticket")
+    assert "--data names the images" in str(run("eval", "a.ticket").exception)
+    assert "can't take images of 1×8×8" in str(run("eval", "a.ticket", "--data", "digits").exception)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(here):
+    """In a process of its own, as a person would: interrupted, then resumed by the command that it prints."""
+    command = [sys.executable, "-m", "mptify", "search", "--no-baseline", "--threads", "1", "--set", "epochs=400"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    for line in process.stderr:
+        if "biprop" in line and "/400" in line:
+            break
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "Stopped and saved. `mptify search --resume --out runs/conv2-digits`" in errors
+    (here / "runs/conv2-digits/recipe.yaml").write_text(
+        (here / "runs/conv2-digits/recipe.yaml").read_text().replace("epochs: 400", "epochs: 4")
+    )
+    result = works("search", "--resume")
+    assert "goes on at epoch" in result.output
+    assert "this run is finished" in works("search", "--resume", "--out", "runs/conv2-digits").output

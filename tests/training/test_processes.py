@@ -1,0 +1,89 @@
+"""Two real processes, started as a user would: they see each image once, hold the same masks, and find the same ticket."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mptify
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(processes, *arguments, module=False):
+    start = [sys.executable]
+    if processes > 1:  # of `--cpu --num_processes 2`, Accelerate makes one process
+        start += ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes), "--num_machines", "1"]
+        start += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(_free_port())]
+    command = [*start, *(["-m", "mptify"] if module else [str(ROOT / "tests/training/two.py")]), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+
+
+def _free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    for processes in (1, 2):
+        (folder / str(processes)).mkdir()
+        result = launch(processes, folder / str(processes), "search")
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert result.stdout.count("finished=True") == processes
+    return folder
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+
+
+def test_ranks_hold_the_same_masks(runs):
+    first, second = (np.load(runs / f"2/masks{rank}.npz") for rank in (0, 1))
+    assert first.files
+    for name in first.files:
+        assert np.array_equal(first[name], second[name])
+
+
+def test_two_processes_find_what_one_finds(runs):
+    """The same images in each step; sums come in another order, so a few weights at the threshold may differ."""
+    one, two = (mptify.read(runs / str(processes) / "run/last.ticket") for processes in (1, 2))
+    for name, layer in one.layers.items():
+        assert (layer.mask == two.layers[name].mask).mean() > 0.995
+    for single, double in zip(rows(runs / "1"), rows(runs / "2"), strict=True):
+        assert double["loss"] == pytest.approx(single["loss"], rel=0.02)
+        assert double["val_accuracy"] == pytest.approx(single["val_accuracy"], abs=0.03)
+
+
+def test_a_process_whose_scores_were_tampered_with_is_named(tmp_path):
+    result = launch(2, tmp_path, "tamper")
+    assert result.returncode != 0
+    assert "Process 1 holds another mask than process 0 in 1 layers, the first of them 3" in result.stdout
+
+
+def test_processes_stop_together_and_go_on_to_the_same_bytes(runs, tmp_path):
+    stopped = launch(2, tmp_path, "stop")
+    assert stopped.returncode == 0, stopped.stderr[-3000:]
+    assert stopped.stdout.count("finished=False") == 2
+    resumed = launch(2, tmp_path, "resume")
+    assert resumed.stdout.count("finished=True") == 2, resumed.stderr[-3000:]
+    assert (tmp_path / "run/last.ticket").read_bytes() == (runs / "2/run/last.ticket").read_bytes()
+
+
+def test_the_command_line_speaks_once(tmp_path):
+    arguments = ["search", "--out", tmp_path / "run", "--set", "epochs=1", "--no-baseline"]
+    result = launch(2, *arguments, module=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stderr.count("biprop   1/1") == 1
+    assert result.stdout.count("accuracy") == 1
+    again = launch(2, *arguments, module=True)
+    assert again.returncode != 0
+    assert again.stderr.count("holds a finished run already") == 1

@@ -1,0 +1,63 @@
+"""Run by `accelerate launch --cpu --num_processes 2 tests/training/two.py FOLDER WHAT` (or by python alone).
+
+`search` searches a network without BatchNorm and saves its masks; `tamper` changes scores behind process 1's back;
+`stop` asks one of the processes to stop, in the middle of an epoch.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import mptify
+from mptify.errors import MptifyError
+from mptify.recipe import DataSpec
+from mptify.training.data import load_data
+from mptify.training.loop import Watcher
+
+SPEC = {"epochs": 3, "batch": 50, "lr": 0.05, "ticket": {"bits": "1/32", "prune": 0.7}}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+class Stop(Watcher):
+    def step(self, epoch, step, *_):
+        if (epoch, step) == (1, 5):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main():
+    folder, what = Path(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    data = load_data(DataSpec(train_images=503, val_images=101, crop=1))
+    rank = os.environ.get("RANK", "0")
+    if what == "tamper" and rank == "1":
+        step = torch.optim.SGD.step
+
+        def tampered(self, *args, **kwargs):
+            found = step(self, *args, **kwargs)
+            with torch.no_grad():
+                self.param_groups[0]["params"][1].add_(torch.randn(32, 288), alpha=0.01)
+            return found
+
+        torch.optim.SGD.step = tampered
+    try:
+        result = mptify.search(
+            network(), *data, SPEC, out=folder / "run", resume=what == "resume", watcher=Stop() if what == "stop" else None
+        )
+    except MptifyError as error:
+        print(f"process {rank}: {type(error).__name__}: {error}")
+        raise SystemExit(1) from None
+    print(f"process {rank}: finished={result.finished}")
+    np.savez(folder / f"masks{rank}.npz", **{name: layer.mask.numpy() for name, layer in mptify.ticket_layers(result.model).items()})
+
+
+if __name__ == "__main__":
+    main()
