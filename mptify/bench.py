@@ -19,14 +19,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mptify import catalog
+from mptify import catalog, models
 from mptify.functional import mask_entropy
 from mptify.surgery import ticket_layers, transform
 from mptify.ticket import load, save, ticket_of
 from mptify.ticket.format import to_bytes
+from mptify.training.data import as_images
+from mptify.training.loop import steps_of
 from mptify.training.process import keep_freed_memory
 
-__all__ = ["StepRatio", "TicketSize", "TicketSpeed", "command_ratio", "step_ratio", "ticket_size", "ticket_speed"]
+__all__ = [
+    "StepRatio",
+    "TicketSize",
+    "TicketSpeed",
+    "command_ratio",
+    "peak_memory",
+    "search_ratio",
+    "step_ratio",
+    "ticket_size",
+    "ticket_speed",
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,13 @@ def step_ratio(
     labels = torch.randint(10, (batch,), generator=generator)
     dense = _stepper(make(), images, labels)
     ticket = _stepper(transform(make(), bits=bits, prune=prune), images, labels)
+    return StepRatio(network, bits, batch, *_interleaved(dense, ticket, rounds, tick))
+
+
+def _interleaved(
+    dense: Callable[[], Any], ticket: Callable[[], Any], rounds: int, tick: Callable[[], None]
+) -> tuple[float, float, float, float, float]:
+    """Milliseconds of either (medians), and of the ratio over pairs the median and the middle half."""
     pairs = []
     for turn in range(rounds + 2):
         order = (dense, ticket) if turn % 2 else (ticket, dense)
@@ -65,7 +84,7 @@ def step_ratio(
         tick()
     theirs_ms, ours_ms = (1e3 * statistics.median(one) for one in zip(*pairs, strict=True))
     low, ratio, high = np.quantile([ours / theirs for theirs, ours in pairs], (0.25, 0.5, 0.75)).tolist()
-    return StepRatio(network, bits, batch, theirs_ms, ours_ms, ratio, low, high)
+    return theirs_ms, ours_ms, ratio, low, high
 
 
 def _stepper(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
@@ -80,6 +99,43 @@ def _stepper(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], N
         optimizer.step()
 
     return step
+
+
+def search_ratio(bits: str, prune: float, batch: int, rounds: int, tick: Callable[[], None] = lambda: None) -> StepRatio:
+    """Steps of `mptify.search` with everything in them, data and augmentation too, against dense training by the same loop."""
+    keep_freed_memory()
+    rng = np.random.default_rng(0)
+    images = as_images((rng.integers(0, 255, (4 * batch, 32, 32, 3), dtype=np.uint8), np.arange(4 * batch) % 10), "train")
+    images.crop, images.flip = 4, True
+    kinds: dict[str, dict[str, Any]] = {"dense": {"method": "dense"}, "ticket": {"ticket": {"bits": bits, "prune": prune}}}
+    steps = {kind: steps_of(models.resnet18_cifar(), images, {"batch": batch, **settings}) for kind, settings in kinds.items()}
+    ratio = _interleaved(lambda: next(steps["dense"]), lambda: next(steps["ticket"]), rounds, tick)
+    return StepRatio("resnet18_cifar, search", bits, batch, *ratio)
+
+
+_PEAK = """
+import re, sys, numpy as np
+from pathlib import Path
+from mptify import models
+from mptify.training.loop import steps_of
+method, bits, prune, batch = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+rng = np.random.default_rng(0)
+images = rng.integers(0, 255, (2 * batch, 32, 32, 3), dtype=np.uint8), np.arange(2 * batch) % 10
+def status(what):
+    return int(re.search(what + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1))
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+before = status("VmRSS")
+steps = steps_of(models.resnet18_cifar(), images, {"batch": batch, "method": method, "ticket": {"bits": bits, "prune": prune}})
+for _ in range(3):
+    next(steps)
+print(status("VmHWM") - before)
+"""
+
+
+def peak_memory(method: str, bits: str, prune: float, batch: int) -> int:
+    """Bytes that three search steps of ResNet-18 for 32×32 images take at their peak, in a process of its own (Linux only)."""
+    command = [sys.executable, "-c", _PEAK, method, bits, str(prune), str(batch)]
+    return 1024 * int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _timed(call: Callable[[], Any]) -> float:

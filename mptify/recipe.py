@@ -70,9 +70,6 @@ class DataSpec(BaseModel):
     val_images: int | None = Field(None, ge=1, description="Use only the first so many validation images.")
     crop: int = Field(0, ge=0, description="Pixels of padding from which images in memory are cropped at random.")
     flip: bool = Field(False, description="Flip half of the training images.")
-    augment: Literal["image", "batch"] = Field(
-        "image", description="Crop and flip each image in its own way, or all of a batch alike: weaker, and better for a few epochs."
-    )
     size: int | None = Field(None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given.")
     workers: int = Field(4, ge=0, description="Processes that read images from folders.")
 

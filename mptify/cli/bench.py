@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,7 +29,6 @@ def surgery(
     """Step time of a ticket ResNet-18 against dense training of the same network, 32×32 pixels; and of `convert`."""
     import torch
     from rich.progress import Progress
-    from rich.table import Table
 
     from mptify import bench, models
     from mptify.cli.console import console
@@ -54,22 +53,67 @@ def surgery(
     if as_json:
         typer.echo(json.dumps({"steps": [asdict(step) for step in steps], "convert": convert}, indent=1))
         return
+    out.print(_step_table(steps))
+    if convert:
+        out.print(f"mptify convert resnet18: {convert[0]:.2f} s, its imports {convert[1]:.2f} s, ratio {convert[2]:.2f}")
+
+
+def _step_table(steps: list[Any]) -> Any:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for column in ("network", "bits", "batch", "dense ms", "ticket ms", "ratio", "middle half"):
         table.add_column(column, justify="left" if column in ("network", "bits") else "right")
     for step in steps:
-        table.add_row(
-            step.network,
-            step.bits,
-            str(step.batch),
-            f"{step.dense_ms:.1f}",
-            f"{step.ticket_ms:.1f}",
-            f"{step.ratio:.3f}",
-            f"{step.low:.3f} to {step.high:.3f}",
-        )
-    out.print(table)
-    if convert:
-        out.print(f"mptify convert resnet18: {convert[0]:.2f} s, its imports {convert[1]:.2f} s, ratio {convert[2]:.2f}")
+        times = f"{step.dense_ms:.1f}", f"{step.ticket_ms:.1f}", f"{step.ratio:.3f}", f"{step.low:.3f} to {step.high:.3f}"
+        table.add_row(step.network, step.bits, str(step.batch), *times)
+    return table
+
+
+@app.command("search")
+def search(
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of steps to time.")] = 15,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes. May be repeated; 128 and 32 unless given.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 2,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Step time and peak memory of `mptify search` on ResNet-18, 32×32 pixels, against dense training by the same loop."""
+    import torch
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from mptify import bench
+    from mptify.cli.console import console
+
+    torch.set_num_threads(threads)
+    batches = batch or [128, 32]
+    kinds = (("1/32", 0.8), ("1/1", 0.75))
+    out = console()
+    with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
+        task = progress.add_task("timing", total=len(batches) * (len(kinds) * (rounds + 2) + 3 * memory))
+
+        def tick() -> None:
+            progress.advance(task)
+
+        steps = [bench.search_ratio(bits, prune, size, rounds, tick) for size in batches for bits, prune in kinds]
+        peaks = []
+        for size in batches if memory else []:
+            for method, bits, prune in (("dense", "1/32", 0.8), *(("biprop", *kind) for kind in kinds)):
+                peaks.append((method, bits, size, bench.peak_memory(method, bits, prune, size)))
+                tick()
+    if as_json:
+        typer.echo(json.dumps({"steps": [asdict(step) for step in steps], "peaks": peaks}, indent=1))
+        return
+    out.print(_step_table(steps))
+    if peaks:
+        table = Table(box=None, pad_edge=False)
+        for column in ("peak memory", "batch", "MB", "of dense"):
+            table.add_column(column, justify="left" if column == "peak memory" else "right")
+        for method, bits, size, peak in peaks:
+            dense = next(one[3] for one in peaks if one[0] == "dense" and one[2] == size)
+            table.add_row(method if method == "dense" else f"{method} {bits}", str(size), f"{peak / 1e6:,.0f}", f"{peak / dense:.3f}")
+        out.print(table)
 
 
 @app.command("ticket")

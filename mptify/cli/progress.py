@@ -51,16 +51,14 @@ class Progress(Watcher):
         self.bars.stop()
 
     def begin(self, spec: Any, steps: int, epoch: int, step: int) -> None:
-        self.spec, self.steps, self.began = spec, steps, time.monotonic()
+        self.spec, self.steps, self.epoch_began = spec, steps, time.monotonic()
         self.task = self.bars.add_task(self.title, total=spec.epochs * steps, completed=epoch * steps + step, text="")
         if epoch or step:
             say(f"{self.title}: goes on at epoch {epoch + 1}, step {step}")
 
     def step(self, epoch: int, step: int, seen: int, loss: float | None, accuracy: float | None) -> None:
-        if step == 1 or seen == 0:
-            self.epoch_began = time.monotonic()
         if loss is not None and accuracy is not None:
-            speed = seen / max(time.monotonic() - getattr(self, "epoch_began", self.began), 1e-3)
+            speed = seen / max(time.monotonic() - self.epoch_began, 1e-3)
             self.text = f"loss {loss:.3f}  acc {100 * accuracy:.1f} %  {speed:,.0f} img/s"
             if self.flipped is not None:
                 self.text += f"  flipped {100 * self.flipped:.1f} %"
@@ -68,13 +66,12 @@ class Progress(Watcher):
         self.bars.update(self.task, completed=epoch * self.steps + step, description=place, text=self.text)
 
     def epoch(self, row: dict[str, Any]) -> None:
-        self.flipped = row.get("flipped")
+        self.flipped, self.epoch_began = row.get("flipped"), time.monotonic()
         flipped = "" if self.flipped is None else f"  flipped {100 * self.flipped:4.1f} %"
-        line = (
-            f"{self.title} {row['epoch']:>3}/{self.spec.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:5.1f} %  "
-            f"val {100 * row['val_accuracy']:5.2f} %{flipped}  {row['images_per_second']:,.0f} img/s"
+        self._line(
+            f"{self.title} {row['epoch']:>3}/{self.spec.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f}  "
+            f"val {100 * row['val_accuracy']:5.2f} %{flipped}  {row['images_per_second']:,.0f}/s"
         )
-        self._line(line)
 
     def alarm(self, text: str) -> None:
         self._line(f"alarm: {text}")

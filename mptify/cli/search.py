@@ -59,6 +59,7 @@ def _settings(
     what: str | None, recipe: str | None, data: str | None, changes: list[str], baseline: bool | None, folder: Path | None
 ) -> Any:
     """The checked recipe, and the ticket to begin with."""
+    from mptify.errors import BadSpec
     from mptify.recipe import find_recipe, make_recipe, with_settings
     from mptify.ticket.store import read
     from mptify.training.run import Run
@@ -70,15 +71,15 @@ def _settings(
     settings, origin = find_recipe(recipe) if recipe else find_recipe("digits") if what is None and data is None else ({}, "")
     ticket = None
     if what is not None and Path(what).is_file():
-        from mptify.errors import MptifyError
-
         ticket = read(what)
         if ticket.architecture is None:
-            raise MptifyError(f"{what}: is a ticket of a model that no registry knows; mptify.search(model, ...) takes yours.")
+            raise BadSpec(f"{what}: is a ticket of a model that no registry knows; mptify.search(model, ...) takes yours.")
         spec = ticket.spec.model_dump(mode="json")
         method = {} if ticket.spec.weight_bits == 1 else {"method": "edgepopup"}
         about = {**settings.get("about", {}), "start": str(Path(what).resolve())}
         settings = {**settings, **method, "model": str(ticket.architecture), "ticket": spec, "about": about}
+    elif what is not None and ("/" in what or what.endswith(".ticket")):
+        raise BadSpec(f"{what}: there is no such file.")
     elif what is not None:
         settings = {**settings, "model": what}
     if data is not None:

@@ -37,7 +37,6 @@ class Images:
     deviation: tuple[float, ...] = ()
     crop: int = 0
     flip: bool = False
-    alike: bool = False  # crop and flip all images of a batch in one way
     workers: int = 0
     names: tuple[str, ...] = ()
 
@@ -64,19 +63,13 @@ def training_batches(
     generator = torch.Generator().manual_seed(mixed(seed, epoch))
     order = torch.randperm(len(images), generator=generator)
     steps = batches_of(len(images), batch)
-    parts = torch.tensor_split(order, steps)
-    shares = [part[rank::world] for part in parts][first:]
+    shares = [part[rank::world] for part in torch.tensor_split(order, steps)][first:]
     if images.pixels is None:
         yield from _from_files(images, shares, device, seed=mixed(seed, epoch))
         return
     height, width = images.pixels.shape[2:]
-    count = steps if images.alike else len(images)
-    offsets = torch.randint(0, 2 * images.crop + 1, (2, count), generator=generator)
-    mirrored = torch.rand(count, generator=generator) < 0.5
-    if images.alike:  # as if each image had drawn what its batch drew
-        batch_of = torch.empty(len(images), dtype=torch.long)
-        batch_of[order] = torch.repeat_interleave(torch.arange(steps), torch.tensor([len(part) for part in parts]))
-        offsets, mirrored = offsets[:, batch_of], mirrored[batch_of]
+    offsets = torch.randint(0, 2 * images.crop + 1, (2, len(images)), generator=generator)
+    mirrored = torch.rand(len(images), generator=generator) < 0.5
     for share in shares:
         pixels = images.pixels[share].to(device, non_blocking=True)
         if images.crop:
@@ -166,7 +159,7 @@ def load_data(spec: DataSpec) -> tuple[Images, Images]:
         raise BadData(f"{spec.source}: training images are {_sizes(train.shape())}, those for validation {_sizes(val.shape())}.")
     if train.classes != val.classes:
         raise BadData(f"{spec.source}: {train.classes} classes to train with, {val.classes} to validate with.")
-    train.crop, train.flip, train.alike = spec.crop, spec.flip, spec.augment == "batch"
+    train.crop, train.flip = spec.crop, spec.flip
     if train.pixels is None and (spec.crop or spec.flip):
         raise BadData(f"{spec.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway.")
     return train, val

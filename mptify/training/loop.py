@@ -33,7 +33,7 @@ from mptify.training.run import Run
 from mptify.training.schedule import learning_rate, prune_share
 from mptify.training.start import prepared, require_fit
 
-__all__ = ["Result", "Watcher", "search"]
+__all__ = ["Result", "Watcher", "search", "steps_of"]
 
 
 class Watcher:
@@ -84,6 +84,21 @@ def search(
     """
     spec = make_search_spec(spec)
     return _Search(model, as_images(train, "train"), as_images(val, "val"), spec, out, resume, architecture, watcher or Watcher()).go()
+
+
+def steps_of(model: nn.Module, train: Any, spec: SearchSpec | Mapping[str, Any]) -> Iterator[None]:
+    """A search's training steps, one per `next`, without end, without evaluation and without a folder: to be timed."""
+    images = as_images(train, "train")
+    search = _Search(model, images, images, make_search_spec(spec), None, False, None, Watcher())
+    search.network.train()
+    while True:
+        search.step = 0
+        for pixels, labels in training_batches(
+            images, search.spec.batch, search.spec.seed, 0, first=0, rank=0, world=1, device=search.device
+        ):
+            search._one_step(pixels, labels)
+            search.step += 1
+            yield
 
 
 class _Search:

@@ -98,6 +98,7 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
     ("arguments", "words"),
     [
         (["search", "resnet81"], "There is no model 'resnet81'"),
+        (["search", "none.ticket"], "none.ticket: there is no such file"),
         (["search", "--recipe", "digit"], "did you mean 'digits'?"),
         (["search", "--set", "lrr=1"], "digits: There is no setting 'lrr'; did you mean 'lr'?"),
         (["search", "--set", "ticket.prune=1"], "digits: ticket.prune=1: should be less than 1"),

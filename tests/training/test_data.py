@@ -44,7 +44,7 @@ def test_batches_of_an_epoch_are_nearly_equal():
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("settings", [{}, {"crop": 2}, {"flip": True}, {"crop": 1, "flip": True}, {"crop": 2, "flip": True, "alike": True}])
+@pytest.mark.parametrize("settings", [{}, {"crop": 2}, {"flip": True}, {"crop": 1, "flip": True}])
 def test_what_a_step_sees_does_not_depend_on_processes_or_interruptions(settings):
     images = numbered(**settings)
     whole = epoch(images, seed=3, number=2)
@@ -92,16 +92,6 @@ def test_crops_and_flips_are_those_of_the_image():
             assert torch.equal(image, original) or torch.equal(image, original.flip(2))
             mirrored += not torch.equal(image, original)
     assert 5 < mirrored < 35
-
-
-def test_a_batch_can_be_augmented_alike():
-    pixels = np.zeros((64, 5, 5, 1), np.uint8)
-    pixels[:, 2, 1] = 200
-    images = as_images((pixels, np.arange(64)), "train")
-    images.crop, images.flip, images.alike = 1, True, True
-    batches = [batch for batch, _ in epoch(images, batch=8)]
-    assert all(torch.equal(batch[0], image) for batch in batches for image in batch)
-    assert len({tuple(batch[0].flatten().tolist()) for batch in batches}) > 2
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
