@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from mptify.errors import BadData, MptifyError
 from mptify.recipe import Recipe, SearchSpec, make_search_spec, to_yaml
 from mptify.surgery import ticket_layers
+from mptify.surgery.plan import plan_of
 from mptify.surgery.trainable import parameter_kinds
 from mptify.ticket.format import Architecture
 from mptify.ticket.store import ticket_of, write
@@ -78,11 +79,15 @@ def search(
 ) -> Result:
     """Search a ticket in `model` and return it; the model passed in stays as it is.
 
+    A ticket model is searched with its own settings, and from the scores that it has.
+
     `train` and `val` are pairs (uint8 images, labels) or map-style data sets. `spec` holds the fields of
     [`SearchSpec`][mptify.SearchSpec]: `{"epochs": 5, "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.8}}`. With `out`, a
     folder receives metrics, checkpoints and the tickets; with `resume`, a run that was stopped there goes on.
     """
     spec = make_search_spec(spec)
+    if hasattr(model, "ticket_plan"):  # its own settings count
+        spec = make_search_spec(spec.model_copy(update={"ticket": plan_of(model).spec}))
     return _Search(model, as_images(train, "train"), as_images(val, "val"), spec, out, resume, architecture, watcher or Watcher()).go()
 
 
@@ -421,6 +426,8 @@ def _accelerator(spec: SearchSpec, out: Any) -> Any:
         )
     except ValueError as error:
         raise MptifyError(f"Accelerate can't be set up: {error}") from None
+    if spec.precision == "fp16" and accelerator.device.type == "cpu":
+        raise MptifyError("precision='fp16' needs a GPU; bf16 works on CPUs too.")
     sharded = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
     if accelerator.distributed_type in sharded:
         raise MptifyError(

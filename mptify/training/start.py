@@ -74,6 +74,11 @@ def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:
         return with_norms(model) if spec.ticket.bn == "insert" else copy.deepcopy(model).requires_grad_(True)
     if not found:
         return transform(model, **dict(spec.spec))
+    if all(((layer.scores == 0) | (layer.scores == 1)).all() for layer in found):
+        raise MptifyError(
+            "This model was loaded from a ticket file, which holds masks but neither scores nor magnitudes to search with; "
+            "`mptify search FILE` goes on from a file."
+        )
     return copy.deepcopy(model)
 
 

@@ -171,6 +171,23 @@ def test_a_tracker_is_logged_to(digits, tmp_path):
     assert list((tmp_path / "run").rglob("events.out.tfevents*"))
 
 
+def test_a_ticket_model_is_searched_with_its_own_settings(digits, tmp_path):
+    ticketed = mptify.transform(Net(), bits="1/32", prune=0.3, seed=7)
+    mptify.search(ticketed, *digits, {"epochs": 1, "batch": 32}, out=tmp_path / "run")
+    ticket = mptify.read(tmp_path / "run/last.ticket")
+    assert (ticket.spec.prune, ticket.spec.seed) == (0.3, 7)
+    assert ticket.notes["recipe"]["ticket"]["prune"] == 0.3
+    with pytest.raises(MptifyError, match="set method: edgepopup"):
+        mptify.search(mptify.transform(Net(), bits="32/32"), *digits, {"epochs": 1})
+
+
+@pytest.mark.long
+def test_a_compiled_search_finds_what_an_eager_one_does(digits):
+    eager, compiled = (search(digits, epochs=2, compile=one) for one in (False, True))
+    for one, other in zip(eager.rows, compiled.rows, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=0.02)
+
+
 # -- what it says before the first step -----------------------------------------------------------------------------------------
 
 
@@ -189,6 +206,24 @@ def test_a_network_that_does_not_fit_is_told_so_and_no_folder_is_left(digits, ne
     with pytest.raises(BadData, match=words):
         search(digits, net, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loaded_ticket_has_no_scores_to_search_with(digits, tmp_path):
+    mptify.save(mptify.transform(Net(), prune=0.5), tmp_path / "a.ticket")
+    with pytest.raises(MptifyError, match="`mptify search FILE` goes on from a file"):
+        search(digits, mptify.load(tmp_path / "a.ticket", model=Net()))
+
+
+def test_a_ticket_model_is_not_trained_densely(digits):
+    with pytest.raises(MptifyError, match="whose weights are frozen"):
+        search(digits, mptify.transform(Net(), prune=0.5), method="dense")
+
+
+def test_half_precision_without_a_device_for_it_is_told(digits):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(MptifyError, match="needs a GPU"):
+        search(digits, precision="fp16")
 
 
 def test_too_few_images_for_a_step_are_told(digits):
