@@ -32,6 +32,9 @@ class SearchSpec(BaseModel):
     accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="What changes the scores.")
     lr: float = Field(0.1, gt=0, description="The largest learning rate.")
+    relative: bool = Field(
+        True, description="With Adam: count lr in sizes of each layer's first scores, so that all layers move alike; else as it is."
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD; the first beta of Adam.")
     nesterov: bool = Field(False, description="Nesterov's momentum, for SGD.")
     weight_decay: float = Field(1e-4, ge=0, description="Weight decay of the kinds of parameters under `decays`.")

@@ -218,7 +218,7 @@ class _Search:
         spec = self.spec
         at = self.epoch + (self.step + 0.5) / self.steps
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(spec, at)
+            group["lr"] = learning_rate(spec, at) * group["scale"]
         self._set_prune(at)
         torch.manual_seed(mixed(spec.seed, self.epoch, self.step, self.rank))  # dropout and the like
         images = _images_in_step(len(self.train), self.steps, self.step)

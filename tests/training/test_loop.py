@@ -132,6 +132,18 @@ def test_decay_is_for_the_kinds_that_the_recipe_names(digits):
     assert found == {"norm": 0.3, "scores": 0.0, "bias": 0.0}
 
 
+@pytest.mark.parametrize("relative", [True, False])
+def test_steps_of_adam_are_counted_in_first_scores(digits, relative):
+    """One step, which Adam makes as long as the learning rate: alike in all layers, or alike to their first scores."""
+    ticketed = mptify.transform(Net(), bits="1/32", prune=0.5)
+    before = {name: layer.scores.detach().clone() for name, layer in ticket_layers(ticketed).items()}
+    one_step = {"epochs": 1, "batch": 300, "optimizer": "adam", "lr": 0.01, "schedule": "constant", "weight_decay": 0, "relative": relative}
+    result = mptify.search(ticketed, *digits, one_step)
+    for name, layer in ticket_layers(result.model).items():
+        step = (layer.scores - before[name]).abs().median().item()
+        assert step == pytest.approx(0.01 * (before[name].abs().max().item() if relative else 1.0), rel=0.01)
+
+
 def test_the_schedules_begin_and_end_where_they_should():
     spec = make_search_spec({"epochs": 10, "lr": 0.2, "warmup": 2, "prune_ramp": 4})
     assert [learning_rate(spec, time) for time in (1, 2, 6, 10)] == pytest.approx([0.1, 0.2, 0.1, 0.0])
