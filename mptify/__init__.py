@@ -19,13 +19,13 @@ from mptify.reporting import Report, report
 from mptify.spec import TicketSpec
 from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform
 from mptify.ticket import Deck, Ticket, load, read, save, swap_, ticket_of
-from mptify.training import Result, search
+from mptify.training import Result, Watcher, search
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadData", "BadSpec", "CannotConvert", "DamagedTicket", "Deck", "Disagreement", "Handler", "LeftDense", "MptifyError",
     "NothingToConvert", "Plan", "Report", "Result", "RunExists", "SearchSpec", "Sign", "Ticket", "TicketConv1d", "TicketConv2d",
-    "TicketConv3d", "TicketLinear", "TicketMismatch", "TicketSpec", "UnknownModel", "load", "plan", "read", "register", "report",
-    "save", "search", "swap_", "ticket_layers", "ticket_of", "transform",
+    "TicketConv3d", "TicketLinear", "TicketMismatch", "TicketSpec", "UnknownModel", "Watcher", "load", "plan", "read", "register",
+    "report", "save", "search", "swap_", "ticket_layers", "ticket_of", "transform",
 ]  # fmt: skip

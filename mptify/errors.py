@@ -43,3 +43,8 @@ class RunExists(MptifyError):
 
 class Disagreement(MptifyError):
     """Processes that search one ticket together don't hold the same masks."""
+
+
+def first_line(error: BaseException) -> str:
+    """Of what some library said, as a part of a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

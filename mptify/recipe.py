@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from mptify.errors import BadSpec
 from mptify.spec import TicketSpec, check_spec, checked
@@ -16,6 +16,20 @@ from mptify.spec import TicketSpec, check_spec, checked
 __all__ = ["DataSpec", "Recipe", "SearchSpec", "find_recipe", "make_recipe", "make_search_spec", "recipe_names", "to_yaml", "with_settings"]
 
 Kind = Literal["scores", "norm", "bias", "other", "dense"]
+
+
+def _pruned(value: Any) -> Any:
+    """A search prunes 80 % unless told otherwise."""
+    return {"prune": 0.8, **(value or {})} if value is None or isinstance(value, dict) else value
+
+
+def _sourced(value: Any) -> Any:
+    """`data: digits` says the same as `data: {source: digits}`."""
+    return {"source": value} if isinstance(value, str) else value
+
+
+def _wanted(value: Any) -> Any:
+    return {True: {}, False: None}.get(value, value) if isinstance(value, bool) else value
 
 
 class SearchSpec(BaseModel):
@@ -26,7 +40,7 @@ class SearchSpec(BaseModel):
     method: Literal["biprop", "edgepopup", "dense"] = Field(
         "biprop", description="biprop: 1-bit weights; edgepopup: 32-bit frozen weights; dense: the weights themselves are trained."
     )
-    ticket: TicketSpec = Field(default_factory=lambda: TicketSpec.model_validate({"prune": 0.8}), description="The settings of the ticket.")
+    ticket: Annotated[TicketSpec, BeforeValidator(_pruned)] = Field({}, validate_default=True, description="The settings of the ticket.")
     epochs: int = Field(10, ge=1, description="Passes over the training data.")
     batch: int = Field(128, ge=2, description="Images per step, over all processes.")
     accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")
@@ -74,7 +88,7 @@ class DataSpec(BaseModel):
     crop: int = Field(0, ge=0, description="Pixels of padding from which images in memory are cropped at random.")
     flip: bool = Field(False, description="Flip half of the training images.")
     size: int | None = Field(None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given.")
-    workers: int = Field(4, ge=0, description="Processes that read images from folders.")
+    workers: int = Field(4, ge=0, description="Processes that read images from folders; not more than there are CPUs.")
 
 
 class Recipe(SearchSpec):
@@ -83,8 +97,10 @@ class Recipe(SearchSpec):
     model: str = Field(
         "mptify:conv2", description="The network: mptify:conv4, mptify:conv4_x0.5 (half as wide), timm:resnet18, torchvision:vgg16, ..."
     )
-    data: DataSpec = Field(default_factory=lambda: DataSpec.model_validate({}), description="Which images, and what happens to them.")
-    baseline: dict[str, Any] | None = Field(
+    data: Annotated[DataSpec, BeforeValidator(_sourced)] = Field(
+        {}, validate_default=True, description="Which images, and what happens to them."
+    )
+    baseline: Annotated[dict[str, Any] | None, BeforeValidator(_wanted)] = Field(
         None, description="If given, dense training is run beside the search, with these settings in place of the recipe's."
     )
     about: dict[str, Any] = Field(default_factory=dict, description="What the recipe reproduces; nothing depends on it.")
@@ -159,13 +175,26 @@ def find_recipe(name: str) -> tuple[dict[str, Any], str]:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(recipe_names())}."
         raise BadSpec(f"There is no recipe {name!r}; {hint}")
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.load(path.read_text(encoding="utf-8"), _OnceOnly)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = f" (line {error.problem_mark.line + 1})" if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else ""
         raise BadSpec(f"{name}: this is no YAML{where}.") from None
+    except BadSpec as error:
+        raise BadSpec(f"{name}: {error}") from None
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
         raise BadSpec(f"{name}: a recipe is a list of `key: value` lines.")
     return settings, name
+
+
+class _OnceOnly(yaml.SafeLoader):
+    """YAML in which no key comes twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise BadSpec(f"{key} is set twice, the second time in line {node.value[number][0].start_mark.line + 1}.")
+        return super().construct_mapping(node, deep)
 
 
 def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
@@ -183,6 +212,7 @@ def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[s
         inside = changed
         for section in sections:
             inner = inside.get(section)
+            inner = {"source": inner} if section == "data" and isinstance(inner, str) else inner
             if inner is not None and not isinstance(inner, dict):
                 raise BadSpec(f"--set {change!r}: {section} is no section.")
             inside[section] = dict(inner or {})

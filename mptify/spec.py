@@ -97,7 +97,7 @@ def checked(model: type[Settings], settings: Mapping[str, Any]) -> Settings:
 def check_spec(spec: TicketSpec) -> TicketSpec:
     """What no single setting can know of the others."""
     if spec.bn == "insert" and spec.activation_bits == 1:
-        raise BadSpec(f"bn='insert' is for 32-bit activations; with bits={spec.bits!r} every sign has its BatchNorm already.")
+        raise BadSpec(f"bn='insert' is for 32-bit activations; with bits={spec.bits!r} every sign has its BatchNorm: set bn='keep'.")
     if spec.prune_overrides and spec.scope == "global":
         raise BadSpec("prune_overrides are for scope='layer'; with scope='global' one threshold decides for all layers.")
     return spec

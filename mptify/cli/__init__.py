@@ -48,6 +48,8 @@ def main() -> None:
         if os.environ.get("RANK", "0") == "0" or isinstance(error, Disagreement):  # of several processes, one speaks
             typer.echo(f"mptify: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stderr.close()
         sys.exit(0)

@@ -20,6 +20,7 @@ def evaluate(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images per step.")] = 256,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, ...")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads for torch.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Top-1, top-5, loss and throughput of a ticket on the validation images of a data set."""
@@ -34,6 +35,10 @@ def evaluate(
     from mptify.training.evaluation import evaluate as measure
     from mptify.training.start import require_fit
 
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
     ticket = read(file)
     recipe = ticket.notes.get("recipe")
     settings: dict[str, Any] = dict(recipe.get("data", {})) if isinstance(recipe, dict) and isinstance(recipe.get("data"), dict) else {}

@@ -20,7 +20,7 @@ def inspect(
     png: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of the masks.")] = None,
 ) -> None:
     """Show how a ticket was made and, layer by layer, what survives and what it costs. Builds no network."""
-    from mptify.cli.console import console
+    from mptify.cli.console import console, print_facts
     from mptify.files import check_writable
     from mptify.ticket.store import read_both
     from mptify.ticket.summary import summarize
@@ -34,7 +34,9 @@ def inspect(
     elif as_csv:
         typer.echo(_csv(summary), nl=False)
     else:
-        console().print(_layer_table(summary), _facts(summary, file))
+        out = console()
+        out.print(_layer_table(summary, out.width))
+        print_facts(out, _facts(summary))
     if png is not None:
         from mptify.ticket.picture import draw_masks
 
@@ -52,46 +54,52 @@ def _csv(summary: Any) -> str:
     return out.getvalue()
 
 
-def _layer_table(summary: Any) -> Any:
+def _layer_table(summary: Any, width: int) -> Any:
+    """As many columns as there is room for: a layer's name comes first."""
     from rich.table import Table
     from rich.text import Text
 
+    columns = ["layer", "shape", "kept", "density", "by filter", "bits/weight", "of entropy", "coded as", "gain"]
+    for narrower, left_out in ((130, "by filter"), (115, "coded as"), (95, "shape"), (80, "density"), (60, "gain")):
+        if width < narrower:
+            columns.remove(left_out)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("layer", "shape", "kept", "density", "by filter", "bits/weight", "of entropy", "coded as", "gain"):
+    for column in columns:
         words = column in ("layer", "shape", "coded as")
         table.add_column(column, justify="left" if words else "right", no_wrap=column != "layer", overflow="fold")
     for layer in summary.layers:
-        spread = f"{100 * layer.sparsest_filter:.0f}–{100 * layer.densest_filter:.0f} %"
-        of_entropy = f"{100 * layer.coded_bytes / layer.entropy_bytes:.1f} %" if layer.entropy_bytes else "–"
-        table.add_row(
-            Text(layer.name), "×".join(map(str, layer.shape)), f"{layer.kept:,}", f"{100 * layer.density:.1f} %", spread,
-            f"{layer.bits_per_weight:.3f}", of_entropy, layer.coded_as, f"{layer.gain:.4g}",
-        )  # fmt: skip
+        cells = {
+            "layer": Text(layer.name),
+            "shape": "×".join(map(str, layer.shape)),
+            "kept": f"{layer.kept:,}",
+            "density": f"{100 * layer.density:.1f} %",
+            "by filter": f"{100 * layer.sparsest_filter:.0f}–{100 * layer.densest_filter:.0f} %",
+            "bits/weight": f"{layer.bits_per_weight:.3f}",
+            "of entropy": f"{100 * layer.coded_bytes / layer.entropy_bytes:.1f} %" if layer.entropy_bytes else "–",
+            "coded as": layer.coded_as,
+            "gain": f"{layer.gain:.4g}",
+        }
+        table.add_row(*(cells[column] for column in columns))
     return table
 
 
-def _facts(summary: Any, file: Path) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+def _facts(summary: Any) -> list[tuple[str, str]]:
     given = "".join(f", {key}={value}" for key, value in summary.arguments.items())
-    table.add_row("")
-    table.add_row("network", (summary.architecture or "a module of the writer's own: pass it to mptify.load") + given)
-    table.add_row("made with", _settings(summary.spec))
-    table.add_row("kept", f"{summary.kept:,} of {summary.weights:,} weights ({100 * summary.kept / summary.weights:.2f} %)")
     share = 100 * summary.mask_bytes / summary.entropy_bytes if summary.entropy_bytes else 100.0
-    table.add_row("masks", f"{summary.mask_bytes:,} bytes, {share:.2f} % of n·H(kept/n)")
-    table.add_row("floats", f"{summary.stored_floats:,} stored, of {summary.floats:,}; computes in {summary.dtype}")
-    table.add_row("file", f"{summary.file_bytes:,} bytes; as float32 its weights took {4 * summary.weights:,}")
+    gains = len(summary.layers)
+    rows = [
+        ("network", (summary.architecture or "a module of the writer's own: pass it to mptify.load") + given),
+        ("made with", _settings(summary.spec)),
+        ("kept", f"{summary.kept:,} of {summary.weights:,} weights ({100 * summary.kept / summary.weights:.2f} %)"),
+        ("masks", f"{summary.mask_bytes:,} bytes, {share:.2f} % of n·H(kept/n)"),
+        ("floats", f"{summary.stored_floats:,} stored, of {summary.floats + gains:,} ({gains:,} gains); computes in {summary.dtype}"),
+        ("file", f"{summary.file_bytes:,} bytes; as float32 its weights took {4 * summary.weights:,}"),
+    ]
     for name, value in summary.notes.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         shown = "".join(one if one.isprintable() else "�" for one in (text if len(text) < 400 else text[:400] + " …"))
-        table.add_row(Text(repr(name)[1:-1]), Text(shown))
-    table.add_row("sha256", summary.digest)
-    return table
+        rows.append((repr(name)[1:-1], shown))
+    return [*rows, ("sha256", summary.digest)]
 
 
 def _settings(spec: dict[str, Any]) -> str:

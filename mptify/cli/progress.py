@@ -31,14 +31,20 @@ class Progress(Watcher):
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
+        from rich.table import Column
 
         self.title = title
         self.console = Console(stderr=True)
         self.live = self.console.is_terminal and is_main()
         self.bars = Bars(
-            TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(compact=True), console=self.console, disable=not self.live, transient=True,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            console=self.console,
+            disable=not self.live,
+            transient=True,
+        )
         self.task: Any = None
         self.flipped: float | None = None
         self.text = ""
@@ -69,7 +75,7 @@ class Progress(Watcher):
         self.flipped, self.epoch_began = row.get("flipped"), time.monotonic()
         flipped = "" if self.flipped is None else f"  flipped {100 * self.flipped:4.1f} %"
         self._line(
-            f"{self.title} {row['epoch']:>3}/{self.spec.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f}  "
+            f"{self.title} {row['epoch']:>3}/{self.spec.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f} %  "
             f"val {100 * row['val_accuracy']:5.2f} %{flipped}  {row['images_per_second']:,.0f}/s"
         )
 

@@ -72,6 +72,9 @@ def _settings(
     ticket = None
     if what is not None and Path(what).is_file():
         ticket = read(what)
+        searched = ticket.notes.get("recipe")
+        if recipe is None and isinstance(searched, dict):  # as it was found
+            settings, origin = {**searched, "baseline": None}, what
         if ticket.architecture is None:
             raise BadSpec(f"{what}: is a ticket of a model that no registry knows; mptify.search(model, ...) takes yours.")
         spec = ticket.spec.model_dump(mode="json")
@@ -83,10 +86,21 @@ def _settings(
     elif what is not None:
         settings = {**settings, "model": what}
     if data is not None:
-        settings = {**settings, "data": {**settings.get("data", {}), "source": data}}
+        given = settings.get("data", {})
+        settings = {**settings, "data": {**({} if isinstance(given, str) else given), "source": data}}
     if baseline is not None:
         settings = {**settings, "baseline": (settings.get("baseline") or {}) if baseline else None}
-    return make_recipe(with_settings(settings, changes), origin), ticket
+    settings = with_settings(settings, changes)
+    for key, question in _QUESTIONS.items():
+        if key not in settings:
+            raise BadSpec(f"{origin + ': ' if origin else ''}{key} is missing: {question}")
+    return make_recipe(settings, origin), ticket
+
+
+_QUESTIONS = {
+    "model": "which network? For instance mptify:conv4 or timm:resnet18.",
+    "data": "which images? For instance --data imagefolder:photos.",
+}
 
 
 def _run(settings: Any, out: Path | None, resume: bool) -> None:
@@ -125,7 +139,7 @@ def _run(settings: Any, out: Path | None, resume: bool) -> None:
         if not other.finished:
             _stopped(folder)
     if is_main():
-        _summary(Run(folder), recipe, built)
+        _summary(Run(folder), recipe)
 
 
 def _stopped(folder: Path) -> None:
@@ -142,39 +156,28 @@ def _headline(recipe: Any, entry: Any, train: Any, val: Any, folder: Path) -> st
     return f"{entry}: {how}; {len(train):,} images of {sizes} to train, {len(val):,} to validate, {train.classes} classes; {folder}"
 
 
-def _summary(run: Any, recipe: Any, built: Any) -> None:
-    from rich.table import Table
+def _summary(run: Any, recipe: Any) -> None:
+    from mptify.cli.console import console, print_facts
+    from mptify.ticket.store import read
 
-    from mptify.cli.console import console
-
-    out = console()
     found = run.read_summary()
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("")
-    table.add_row("accuracy", f"{100 * found['accuracy']:.2f} % after the last epoch, {100 * found['best']:.2f} % at best")
-    dense = run.folder / "baseline"
+    rows = [("accuracy", f"{100 * found['accuracy']:.2f} % after the last epoch, {100 * found['best']:.2f} % at best")]
     if recipe.baseline is not None:
-        beside = type(run)(dense).read_summary()
-        table.add_row("dense", f"{100 * beside['accuracy']:.2f} % after the last epoch: the same network and data, its weights trained")
+        beside = type(run)(run.folder / "baseline").read_summary()
+        rows.append(("dense", f"{100 * beside['accuracy']:.2f} % after the last epoch: the same network and data, its weights trained"))
     if recipe.method == "dense":
-        table.add_row("network", str(run.folder / "last.safetensors"))
+        rows.append(("network", str(run.folder / "last.safetensors")))
     else:
-        from mptify.ticket.store import read
-
         path = run.ticket("last")
         ticket = read(path)
-        table.add_row(
-            "kept", f"{ticket.kept:,} of {ticket.count:,} random weights, never trained ({100 * ticket.kept / ticket.count:.1f} %)"
-        )
-        table.add_row("size", f"{path.stat().st_size:,} bytes; the weights as float32 take {4 * ticket.count:,}")
-        table.add_row("ticket", str(path))
-        table.add_row("curves", str(run.folder / "curves.png"))
-        table.add_row(
-            "next",
-            f"mptify inspect {path} · mptify eval {path} · mptify search {built} --data {recipe.data.source} --set ticket.prune=0.95",
-        )
-    out.print(table)
-    for alarm in found["alarms"]:
-        out.print(f"[yellow]alarm[/yellow]  {alarm}")
+        more = 1 - (1 - recipe.ticket.prune) / 4
+        rows += [
+            ("kept", f"{ticket.kept:,} of {ticket.count:,} random weights, never trained ({100 * ticket.kept / ticket.count:.1f} %)"),
+            ("size", f"{path.stat().st_size:,} bytes; the weights as float32 take {4 * ticket.count:,}"),
+            ("ticket", str(path)),
+            ("curves", str(run.folder / "curves.png")),
+            ("next", f"mptify inspect {path}"),
+            ("", f"mptify search --recipe {run.recipe} --set ticket.prune={more:g}"),
+        ]
+    rows += [("alarm", alarm) for alarm in found["alarms"]]
+    print_facts(console(), rows)

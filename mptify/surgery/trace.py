@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from mptify.errors import CannotConvert
 from mptify.surgery import handlers
 from mptify.surgery.graphs import expect_default
 
@@ -69,6 +70,8 @@ class Traced:
 
 def trace(model: nn.Module) -> Traced:
     """Find the regions of `model`. The model itself stays as it was: what is traced is a copy that shares its tensors."""
+    if not isinstance(model, nn.Module):
+        raise CannotConvert(f"A network is needed, an nn.Module, not {model!r}.")
     copied = share_copy(model)
     traced = Traced(copied, [], {})
     seen: set[int] = set()

@@ -29,7 +29,8 @@ def _header(summary: Summary, license: str) -> list[str]:
         lines += [
             "model-index:", f"- name: {_yaml(_title(summary))}", "  results:", "  - task:", f"      type: {task}",
             "    dataset:",
-            f"      name: {_yaml(data)}", f"      type: {_yaml(data)}", "    metrics:", "    - type: accuracy", f"      value: {accuracy}",
+            f"      name: {_yaml(data)}", f"      type: {_yaml(data)}", "    metrics:", "    - type: accuracy",
+            f"      value: {round(accuracy, 6)}",
         ]  # fmt: skip
     return [*lines, "---", ""]
 
@@ -45,7 +46,7 @@ def _page(summary: Summary, file: str) -> list[str]:
         f"# {_title(summary)}",
         "",
         f"A multi-prize ticket: of {summary.weights:,} {origin} weights, {summary.kept:,} survive "
-        f"({100 * summary.kept / summary.weights:.1f} %); weights and activations have {spec['bits']} bits. "
+        f"({100 * summary.kept / summary.weights:.1f} %); {_bits(spec['bits'])}. "
         f"The file takes {size:,} bytes, where the weights as float32 take {4 * summary.weights:,}.",
         "",
         "```python",
@@ -60,6 +61,11 @@ def _page(summary: Summary, file: str) -> list[str]:
         *notes,
         f"- sha256 of the ticket: `{summary.digest}` (`mptify verify {file}` checks it)",
     ]
+
+
+def _bits(bits: str) -> str:
+    weight, activation = bits.split("/")
+    return f"{weight} bit{'s' * (weight != '1')} per weight, {activation} per activation"
 
 
 def _title(summary: Summary) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from mptify.errors import BadSpec
 from mptify.ticket.format import Ticket, from_bytes, to_bytes
-from mptify.ticket.store import swap_
+from mptify.ticket.store import read, require_match, swap_
 
 __all__ = ["Deck"]
 
@@ -20,15 +21,18 @@ class Deck(nn.Module):
 
     A member adds nothing but its file's bytes. The average is that of the members' class probabilities, as logarithms.
 
-        deck = mptify.Deck(mptify.load("a.ticket"), [mptify.read(path) for path in paths])
+        deck = mptify.Deck(mptify.load("a.ticket"), paths)
     """
 
-    def __init__(self, model: nn.Module, tickets: Iterable[Ticket]):
+    def __init__(self, model: nn.Module, tickets: Iterable[Ticket | str | Path]):
         super().__init__()
         self.model = model
-        self.members = [to_bytes(ticket) for ticket in tickets]
-        if not self.members:
+        dealt = [read(ticket) if isinstance(ticket, (str, Path)) else ticket for ticket in tickets]
+        if not dealt:
             raise BadSpec("A deck needs at least one ticket.")
+        for ticket in dealt:
+            require_match(model, ticket)
+        self.members = [to_bytes(ticket) for ticket in dealt]
 
     def __len__(self) -> int:
         return len(self.members)

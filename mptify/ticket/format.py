@@ -65,6 +65,9 @@ class TicketLayer:
     signs: np.ndarray | None = None
     values: np.ndarray | None = None
 
+    def __repr__(self) -> str:
+        return f"TicketLayer({self.name!r}, {self.shape}, kept={self.kept:,}, gain={self.gain:.4g})"
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.mask.shape
@@ -106,6 +109,10 @@ class Ticket:
     dtype: str = "float32"
     constants: str = ""  # SHA-256 of the network's integer buffers, which belong to the architecture
     notes: dict[str, Any] = field(default_factory=dict)  # whatever a reader may want to know: recipe, accuracy, data
+
+    def __repr__(self) -> str:
+        made = f"{self.architecture or 'a module'}, {self.spec.bits}"
+        return f"Ticket({made}, {len(self.layers)} layers, {self.kept:,} of {self.count:,} weights)"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ticket) and self.digest == other.digest

@@ -24,7 +24,7 @@ from mptify.surgery import ticket_layers, transform
 from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture, Ticket, TicketLayer, as_json, from_bytes, to_bytes
 
-__all__ = ["load", "read", "read_both", "save", "swap_", "ticket_of", "write"]
+__all__ = ["load", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "write"]
 
 
 # -- model -> ticket ---------------------------------------------------------------------------------------------------------
@@ -137,25 +137,27 @@ def _constants(model: nn.Module) -> str:
 # -- ticket -> model ---------------------------------------------------------------------------------------------------------
 
 
-def swap_(model: nn.Module, ticket: Ticket) -> nn.Module:
-    """Put a ticket into a live ticket model, in place: no tensor moves. On a mismatch nothing has changed.
+def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
+    """Put a ticket, or that of a file, into a live ticket model, in place: no tensor moves. On a mismatch nothing has changed.
 
     Afterwards the model is the ticket's: its settings too, and a threshold that its layers shared is gone.
     """
-    layers, floats = _own_layers(model), dict(_floats(model))
-    _require_match(model, ticket, layers, floats)
+    ticket = read(ticket) if isinstance(ticket, (str, Path)) else ticket
+    require_match(model, ticket)
     for layer in ticket_layers(model).values():
         found = ticket.layers[layer.ticket_name]
         layer.deviation = found.gain if ticket.spec.weight_bits == 32 else layer.deviation
         layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.spec)), found.gain, found.kept)
     with torch.no_grad():
-        for name, tensor in floats.items():
+        for name, tensor in _floats(model):
             tensor.copy_(torch.from_numpy(ticket.floats[name].copy()))
     plan_of(model).spec = ticket.spec
     return model
 
 
-def _require_match(model: nn.Module, ticket: Ticket, layers: dict[str, Any], floats: dict[str, Tensor]) -> None:
+def require_match(model: nn.Module, ticket: Ticket) -> None:
+    """Raise `TicketMismatch`, saying where, unless the ticket was cut from such a model."""
+    layers, floats = _own_layers(model), dict(_floats(model))
     spec, theirs = plan_of(model).spec, ticket.spec
     for setting in ("bits", "residual", "bn"):  # two networks of different structure may have tensors of the same names
         one, other = getattr(theirs, setting), getattr(spec, setting)
@@ -193,6 +195,8 @@ def load(path: str | Path, model: nn.Module | None = None, device: Any = "cpu") 
 def _load(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any) -> nn.Module:
     if model is None:
         model = _build(ticket, path)
+    if not isinstance(model, nn.Module):
+        raise TicketMismatch(f"{path} is to be loaded into a module, not into {model!r}.")
     if not any(isinstance(part, Ticketed) for part in model.modules()):
         settings = dict(ticket.spec) | {"scope": "layer"}  # which layer keeps how many is in the file
         with randomness.undrawn():

@@ -7,6 +7,7 @@ epoch is cut into batches of nearly equal size.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mptify.errors import BadData
+from mptify.errors import BadData, first_line
 from mptify.recipe import DataSpec
 
 __all__ = ["Images", "as_images", "batches_of", "evaluation_batches", "load_data", "mixed", "training_batches"]
@@ -27,7 +28,11 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass
 class Images:
-    """One split. In memory: `pixels` (uint8, images × channels × height × width) and `labels`. Else `files`, a map-style data set."""
+    """One split. In memory: `pixels` (uint8, images × channels × height × width) and `labels`. Else `files`, a map-style data set.
+
+    The network sees pixels from 0 to 1, less `mean`, over `deviation` (one number per channel); a data set of the caller's
+    own gives what the network sees, and these are empty.
+    """
 
     labels: Tensor | None
     classes: int
@@ -200,11 +205,11 @@ def _arrays(spec: DataSpec, place: str) -> tuple[Images, Images]:
     try:
         with np.load(path) as arrays:
             missing = [key for key in keys if key not in arrays]
-            if missing:
-                raise BadData(f"{place}: has no {missing[0]}; x_train, y_train, x_test and y_test are needed.")
-            found = [arrays[key] for key in keys]
+            found = [] if missing else [arrays[key] for key in keys]
     except (ValueError, OSError, EOFError) as error:
-        raise BadData(f"{place}: this is no .npz file of arrays ({error}).") from None
+        raise BadData(f"{place}: this is no .npz file of arrays.") from error
+    if missing:
+        raise BadData(f"{place}: has no {missing[0]}; x_train, y_train, x_test and y_test are needed.")
     return _pair([(found[0], found[1]), (found[2], found[3])], place)
 
 
@@ -241,7 +246,7 @@ def _checked_pixels(pixels: np.ndarray, labels: np.ndarray, what: str) -> Images
     if not len(pixels) or len(pixels) != labels.size:
         raise BadData(f"{what}: {len(pixels)} images and {labels.size} labels.")
     if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
-        raise BadData(f"{what}: labels are whole numbers from 0, not {labels.dtype} from {labels.min()}.")
+        raise BadData(f"{what}: labels are whole numbers from 0, not {labels.dtype} such as {labels.flat[labels.argmin()]!s}.")
     if pixels.shape[1] in (1, 3) and pixels.shape[3] not in (1, 3, 4):
         pixels = pixels.transpose(0, 2, 3, 1)
     values = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
@@ -290,7 +295,9 @@ def _folders(spec: DataSpec, place: str) -> tuple[Images, Images]:
     from torchvision.datasets import ImageFolder
 
     root = Path(place)
-    if not place or not root.is_dir():
+    if not place:
+        raise BadData(f"{spec.source}: which folder? Write {spec.source}:FOLDER.")
+    if not root.is_dir():
         raise BadData(f"{spec.source}: there is no folder {place!r}.")
     found = []
     for part, transform in zip((("train",), ("val", "validation", "test")), _transforms(spec.size or 224), strict=True):
@@ -330,9 +337,7 @@ def _timm(spec: DataSpec, place: str) -> tuple[Images, Images]:
         try:
             files = timm.data.create_dataset(name, root=root or "data", split=split, is_training=split == "train", download=False)
         except Exception as error:  # of whatever library stands behind the name
-            raise BadData(
-                f"{spec.source}: timm can't open it: {str(error).splitlines()[0] if str(error) else type(error).__name__}."
-            ) from None
+            raise BadData(f"{spec.source}: timm can't open it ({first_line(error)}).") from None
         if not hasattr(files, "__len__") or not hasattr(files, "__getitem__"):
             raise BadData(f"{spec.source}: streams have no length; a search needs a data set whose images can be numbered.")
         files.transform = transform
@@ -345,5 +350,7 @@ def _timm(spec: DataSpec, place: str) -> tuple[Images, Images]:
 
 
 def _from_sets(found: list[Any], classes: int, spec: DataSpec, names: tuple[str, ...] = ()) -> tuple[Images, Images]:
-    train, val = (Images(labels=None, classes=classes, files=files, workers=spec.workers, names=names) for files in found)
+    workers = min(spec.workers, os.cpu_count() or 1)
+    shared: dict[str, Any] = {"workers": workers, "names": names, "mean": _MEAN, "deviation": _DEVIATION}
+    train, val = (Images(labels=None, classes=classes, files=files, **shared) for files in found)
     return train, val

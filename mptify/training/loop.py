@@ -83,7 +83,8 @@ def search(
 
     `train` and `val` are pairs (uint8 images, labels) or map-style data sets. `spec` holds the fields of
     [`SearchSpec`][mptify.SearchSpec]: `{"epochs": 5, "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.8}}`. With `out`, a
-    folder receives metrics, checkpoints and the tickets; with `resume`, a run that was stopped there goes on.
+    folder receives metrics, checkpoints and the tickets, and Ctrl-C or SIGTERM saves and returns a result that is not `finished`; with
+    `resume`, a run that was stopped there goes on. A `watcher` sees each step and epoch go by.
     """
     spec = make_search_spec(spec)
     if hasattr(model, "ticket_plan"):  # its own settings count
@@ -151,7 +152,7 @@ class _Search:
             self.accelerator.init_trackers("mptify", config=_flat(spec.model_dump(mode="json")))
         self.watcher.begin(spec, self.steps, self.epoch, self.step)
         self.network.train()
-        with stoppable() as stop:
+        with stoppable(self.run is not None) as stop:
             while self.epoch < spec.epochs:
                 if not self._one_epoch(stop):
                     return self._result(finished=False)
@@ -341,6 +342,7 @@ class _Search:
             notes["data"] = self.spec.data.source
         if self.val.names and sum(map(len, self.val.names)) < 20_000:
             notes["labels"] = list(self.val.names)
+        notes["input"] = {"shape": list(self.val.shape()), "mean": list(self.val.mean), "std": list(self.val.deviation)}
         notes["recipe"] = self.spec.model_dump(mode="json")
         with judging(self.network):
             write(ticket_of(self.network, architecture=self.architecture, notes=notes), self.run.ticket(which))

@@ -20,8 +20,8 @@ def keep_freed_memory() -> None:
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[list[bool]]:
-    """Ctrl-C and SIGTERM ask for a stop after the current step; a second Ctrl-C stops at once."""
+def stoppable(can_save: bool) -> Iterator[list[bool]]:
+    """Ctrl-C and SIGTERM ask for a stop after the current step, if anything can be saved; a second Ctrl-C stops at once."""
     asked: list[bool] = []
     before: dict[signal.Signals, Any] = {}
 
@@ -31,7 +31,7 @@ def stoppable() -> Iterator[list[bool]]:
         asked.append(True)
 
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM) if can_save else ():
             before[number] = signal.signal(number, ask)
     try:
         yield asked

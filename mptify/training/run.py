@@ -41,6 +41,8 @@ class Run:
             state = "a finished run" if run.is_finished else "a run"
             hint = "" if run.is_finished else f", or `mptify search --resume --out {folder}` to go on with it"
             raise RunExists(f"{folder} holds {state} already; choose another folder{hint}.")
+        if folder.is_dir() and any(folder.iterdir()):
+            raise RunExists(f"{folder} is not empty, and a run needs a folder of its own.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -37,7 +37,9 @@ def build_network(architecture: Architecture, recipe: Recipe, ticket: Ticket | N
         except MptifyError:
             raise
         except Exception as error:  # whatever a builder makes of sizes that it was never built with
-            raise BadSpec(f"{architecture} can't be built with {architecture.arguments}: {str(error).splitlines()[0]}.") from error
+            raise BadSpec(
+                f"{architecture} can't be built with {architecture.arguments}: {str(error).splitlines()[0].rstrip('.')}."
+            ) from error
     if dense:
         return network
     ticketed = transform(network, **dict(recipe.spec))
@@ -92,6 +94,6 @@ def require_fit(network: nn.Module, images: Images, device: Any) -> None:
             raise
         except Exception as error:  # whatever torch says of a wrong shape
             sizes = "×".join(map(str, sample.shape[1:]))
-            raise BadData(f"The network can't take images of {sizes}: {str(error).splitlines()[0]}.") from error
+            raise BadData(f"The network can't take images of {sizes}: {str(error).splitlines()[0].rstrip('.')}.") from error
     if logits.shape[1] < images.classes:
         raise BadData(f"The data has {images.classes} classes, and the network tells only {logits.shape[1]} apart.")

@@ -201,6 +201,35 @@ def test_tickets_are_swapped_in_place_without_new_memory():
     assert {name: tensor.data_ptr() for name, tensor in one.state_dict().items()} == places
 
 
+def test_files_are_dealt_and_swapped_in_by_their_paths(tmp_path):
+    for seed in (0, 1):
+        mptify.save(lived_in(Plain(), seed=seed), tmp_path / f"{seed}.ticket")
+    model = mptify.load(tmp_path / "0.ticket", model=Plain())
+    mptify.swap_(model, tmp_path / "1.ticket")
+    assert mptify.ticket_of(model) == mptify.read(tmp_path / "1.ticket")
+    assert len(mptify.Deck(model, [tmp_path / "0.ticket", str(tmp_path / "1.ticket")])) == 2
+
+
+def test_a_deck_refuses_a_card_of_another_game(tmp_path):
+    with pytest.raises(TicketMismatch, match="bits"):
+        mptify.Deck(lived_in(Plain(), bits="1/32"), [mptify.ticket_of(lived_in(Plain(), bits="1/1"))])
+
+
+def test_a_ticket_is_shown_in_a_line():
+    ticket = mptify.ticket_of(lived_in(Plain()))
+    assert "weights)" in repr(ticket)
+    assert len(repr(ticket)) < 120
+    assert len(repr(next(iter(ticket.layers.values())))) < 120
+
+
+def test_what_is_no_module_is_told_so(tmp_path):
+    mptify.save(lived_in(Plain()), tmp_path / "a.ticket")
+    with pytest.raises(MptifyError, match="into a module"):
+        mptify.load(tmp_path / "a.ticket", model=Plain)
+    with pytest.raises(MptifyError, match=r"an nn\.Module"):
+        mptify.transform("resnet18")
+
+
 def test_a_deck_averages_its_members_chances():
     models = [lived_in(Plain(), bits="1/1", seed=seed) for seed in range(3)]
     tickets = [mptify.ticket_of(model) for model in models]

@@ -1,5 +1,6 @@
 """`mptify search` and `mptify eval`, as a person meets them."""
 
+import io
 import json
 import os
 import re
@@ -10,12 +11,18 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from rich.console import Console
+from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 import mptify
 from mptify.cli import app
+from mptify.cli.inspect import _layer_table
 from mptify.errors import MptifyError
+from mptify.ticket.store import read_both
+from mptify.ticket.summary import summarize
 
 QUICK = ["--set", "epochs=1", "--set", "data.train_images=200", "--no-baseline"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -74,6 +81,38 @@ def test_a_search_goes_on_from_a_ticket(here):
         assert np.array_equal(layer.mask, second.layers[name].mask)
 
 
+def test_a_search_from_a_searched_ticket_takes_its_recipe(here):
+    works("search", *QUICK, "--set", "batch=50")
+    works("search", "runs/conv2-digits/last.ticket", "--out", "on")
+    notes = mptify.read("on/last.ticket").notes["recipe"]
+    assert (notes["batch"], notes["data"]["train_images"], notes["ticket"]["bn"]) == (50, 200, "insert")
+
+
+def test_what_the_network_saw_is_in_the_ticket(here):
+    """Enough to use it without mptify's data: pixels from 0 to 1, less the mean, over the deviation."""
+    works("search", *QUICK)
+    ticket = mptify.read("runs/conv2-digits/last.ticket")
+    seen = ticket.notes["input"]
+    assert seen["shape"] == [1, 8, 8]
+    digits = load_digits()
+    held = np.random.RandomState(0).permutation(1797)[:359]
+    pixels = torch.tensor(np.round(digits.images * (255 / 16))[held, None] / 255, dtype=torch.float32)
+    model = mptify.load("runs/conv2-digits/last.ticket")
+    right = (model((pixels - seen["mean"][0]) / seen["std"][0]).argmax(1).numpy() == digits.target[held]).mean()
+    assert right == pytest.approx(ticket.notes["accuracy"], abs=0.006)
+
+
+def test_inspect_keeps_the_layers_names_in_a_narrow_terminal(here):
+    works("search", *QUICK)
+    summary = summarize(*read_both("runs/conv2-digits/last.ticket"))
+    for width in (50, 60, 80, 100, 140):
+        out = Console(width=width, file=io.StringIO())
+        out.print(_layer_table(summary, width))
+        text = out.file.getvalue()
+        assert "classifier.1" in text
+        assert "13,107" in text
+
+
 def test_a_converted_ticket_is_searched_from_its_first_mask(here):
     works("convert", "mptify:conv2", "--in-chans", 1, "--input-size", 8, "--prune", 0.9, "--out", "first.ticket")
     works("search", "first.ticket", "--data", "digits", *QUICK, "--out", "on")
@@ -97,13 +136,17 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["search", "resnet81"], "There is no model 'resnet81'"),
+        (["search", "resnet81", "--data", "digits"], "There is no model 'resnet81'"),
         (["search", "none.ticket"], "none.ticket: there is no such file"),
         (["search", "--recipe", "digit"], "did you mean 'digits'?"),
         (["search", "--set", "lrr=1"], "digits: There is no setting 'lrr'; did you mean 'lr'?"),
         (["search", "--set", "ticket.prune=1"], "digits: ticket.prune=1: should be less than 1"),
         (["search", "--set", "lr"], "write key=value"),
-        (["search", "--data", "imagefolder:nowhere"], "there is no folder 'nowhere'"),
+        (["search", "--data", "digits"], "model is missing: which network?"),
+        (["search", "resnet18"], "data is missing: which images?"),
+        (["search", "--data", "imagefolder", "resnet18"], "which folder? Write imagefolder:FOLDER"),
+        (["search", "--out", "."], "is not empty, and a run needs a folder of its own"),
+        (["search", "resnet18", "--data", "imagefolder:nowhere"], "there is no folder 'nowhere'"),
         (["search", "resnet18", "--data", "digits", "--set", "ticket.exclude=layer9*"], "matches no layer of this model"),
         (["search", "--resume"], "runs holds no run that was stopped before its end"),
         (["search", "--resume", "--set", "lr=1"], "--resume takes everything but --out and --threads from the folder"),
@@ -113,6 +156,7 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
     ],
 )
 def test_bad_input_is_told_in_one_sentence_and_leaves_nothing(arguments, words, here):
+    (here / "something").write_text("of mine")
     result = run(*arguments)
     assert isinstance(result.exception, MptifyError), (result.output, result.exception)
     assert words in str(result.exception)

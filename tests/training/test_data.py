@@ -205,7 +205,7 @@ def test_a_bad_folder_is_told_before_the_first_step(folder, damage, words):
         ("mnist", "there are digits, arrays"),
         ("arrays:none.npz", "there is no file 'none.npz'"),
         ("imagefolder:nowhere", "there is no folder 'nowhere'"),
-        ("imagefolder", "there is no folder ''"),
+        ("imagefolder", "which folder? Write imagefolder:FOLDER"),
         ("cifar10:nowhere", "holds no cifar10; torchvision.datasets.CIFAR10('nowhere', download=True) fetches it"),
         ("timm:folder:nowhere", "timm can't open it"),
     ],

@@ -367,6 +367,11 @@ def stopped(digits, folder, steps, **options):
     return search(digits, Net(drop=0.2), out=folder, watcher=Interrupt(steps), checkpoint_steps=4, **options)
 
 
+def test_ctrl_c_without_a_folder_is_an_interrupt_like_any_other(digits):
+    with pytest.raises(KeyboardInterrupt):
+        search(digits, watcher=Interrupt(2))
+
+
 EVERYTHING = [
     {},
     {"optimizer": "adam", "lr": 0.01, "ema": 0.9, "prune_ramp": 1.5, "accumulate": 2},

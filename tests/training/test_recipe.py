@@ -52,6 +52,7 @@ def test_every_recipe_is_right_and_comes_back_from_its_yaml(name, tmp_path):
         ("a.yaml", "lr: [1", "this is no YAML (line"),
         ("a.yaml", "- lr\n", "a recipe is a list of `key: value` lines"),
         ("a.yaml", "\x80", "this is no YAML"),
+        ("a.yaml", "lr: 1\nepochs: 3\nlr: 2\n", "a.yaml: lr is set twice, the second time in line 3"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_told_so(name, content, words, tmp_path, monkeypatch):
@@ -75,6 +76,14 @@ def test_settings_reach_into_sections_and_know_numbers():
 def test_a_change_that_is_none_is_told_so(change):
     with pytest.raises(BadSpec, match="--set"):
         with_settings({"lr": 0.1}, [change])
+
+
+def test_sections_keep_their_other_settings():
+    assert make_recipe({"ticket": {"bits": "1/1"}}).ticket.prune == make_recipe({}).ticket.prune == 0.8
+    assert make_recipe({"data": "arrays:a.npz"}).data.source == "arrays:a.npz"
+    assert make_recipe(with_settings({"data": "digits"}, ["data.crop=1"])).data.crop == 1
+    assert make_recipe({"baseline": True}).baseline == {}
+    assert make_recipe({"baseline": False}).baseline is None
 
 
 def test_edge_popup_keeps_the_weights_bits():
