@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from mptify.settings import page
+
 ROOT = Path(__file__).parents[1]
 LEVELS = [
     ["errors"],
     ["spec", "files"],
     ["recipe", "models"],
+    ["settings"],
     ["native"],
     ["functional", "randomness"],
     ["norms", "applying", "threshold"],
@@ -53,6 +56,10 @@ def test_only_the_command_line_prints():
         if part(path) != "cli":
             calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
             assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"], path
+
+
+def test_the_page_of_settings_is_what_the_program_says():
+    assert (ROOT / "docs/settings.md").read_text() == page(), "python -m mptify.settings > docs/settings.md"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/examples").glob("*.py")), ids=lambda path: path.name)
