@@ -22,7 +22,7 @@ This page is made from the program (`python -m mptify.settings`).
 
 def page() -> str:
     """The page in Markdown."""
-    parts = [
+    parts: list[tuple[str, str, type[BaseModel], tuple[str, ...]]] = [
         ("The search", "", SearchSpec, ("ticket",)),
         ("The network, the baseline", "", Recipe, (*SearchSpec.model_fields, "data")),
         ("The data", "data.", DataSpec, ()),
