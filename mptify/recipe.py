@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mptify.errors import BadSpec
 from mptify.spec import TicketSpec, check_spec, checked
@@ -42,16 +42,18 @@ class SearchSpec(BaseModel):
     )
     ticket: Annotated[TicketSpec, BeforeValidator(_pruned)] = Field({}, validate_default=True, description="The settings of the ticket.")
     epochs: int = Field(10, ge=1, description="Passes over the training data.")
-    batch: int = Field(128, ge=2, description="Images per step, over all processes.")
+    batch: int = Field(64, ge=2, description="Images per step, over all processes.")
     accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="What changes the scores.")
-    lr: float = Field(0.1, gt=0, description="The largest learning rate.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="What changes the scores.")
+    lr: float = Field(
+        0.01, gt=0, description="The largest learning rate. Unless given: 0.01 for Adam, 0.1 for SGD; of dense training 0.001 and 0.05."
+    )
     relative: bool = Field(
         True, description="With Adam: count lr in sizes of each layer's first scores, so that all layers move alike; else as it is."
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD; the first beta of Adam.")
     nesterov: bool = Field(False, description="Nesterov's momentum, for SGD.")
-    weight_decay: float = Field(1e-4, ge=0, description="Weight decay of the kinds of parameters under `decays`.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of the kinds of parameters under `decays`.")
     decays: tuple[Kind, ...] = Field(("scores", "dense", "other"), description="Which parameters decay: scores, norm, bias, other, dense.")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="What the learning rate does after the warm-up.")
     warmup: float = Field(0.0, ge=0, description="Epochs in which the learning rate rises from 0.")
@@ -65,6 +67,14 @@ class SearchSpec(BaseModel):
     checkpoint_minutes: float = Field(5.0, gt=0, description="Minutes between checkpoints within an epoch.")
     checkpoint_steps: int | None = Field(None, ge=1, description="Steps between checkpoints within an epoch, instead of minutes.")
     trackers: tuple[str, ...] = Field((), description="Accelerate's trackers to log to: tensorboard, wandb, ...")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_lr(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("lr") is not None:
+            return given
+        sgd, dense = given.get("optimizer") == "sgd", given.get("method") == "dense"
+        return given | {"lr": (0.05 if dense else 0.1) if sgd else (0.001 if dense else 0.01)}
 
     @property
     def spec(self) -> TicketSpec:
@@ -130,8 +140,8 @@ def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
 
 
 def baseline_of(recipe: Recipe) -> Recipe:
-    """The dense training that a search is compared with."""
-    changes = {**(recipe.baseline or {}), "method": "dense", "baseline": None}
+    """The dense training that a search is compared with, at a learning rate that suits weights."""
+    changes = {"lr": None, **(recipe.baseline or {}), "method": "dense", "baseline": None}
     return checked(Recipe, recipe.model_dump(mode="json") | changes)
 
 

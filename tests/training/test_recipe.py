@@ -24,7 +24,7 @@ from mptify.recipe import baseline_of, find_recipe, make_recipe, recipe_names, t
         ({"nesterov": True, "optimizer": "adam"}, "Nesterov's momentum is for optimizer: sgd"),
         ({"warmup": 11}, "warmup=11.0: the search has only 10 epochs"),
         ({"prune_ramp": 20}, "prune_ramp=20.0: the search has only 10 epochs"),
-        ({"accumulate": 100}, "accumulate=100: a batch of 128"),
+        ({"accumulate": 100}, "accumulate=100: a batch of 64"),
         ({"baseline": {"lrr": 1}}, "my.yaml: baseline: There is no setting 'lrr'"),
         ({"baseline": {"method": "biprop"}}, "baseline.method: a baseline shares this with its search"),
         ({"ticket": 3}, "ticket=3"),
@@ -89,6 +89,24 @@ def test_sections_keep_their_other_settings():
 def test_edge_popup_keeps_the_weights_bits():
     recipe = make_recipe({"method": "edgepopup", "ticket": {"bits": "1/1"}})
     assert recipe.spec.bits == "32/1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "lr"),
+    [
+        ({}, 0.01),
+        ({"optimizer": "sgd"}, 0.1),
+        ({"method": "dense"}, 0.001),
+        ({"method": "dense", "optimizer": "sgd"}, 0.05),
+        ({"lr": 3}, 3),
+    ],
+)
+def test_a_learning_rate_suits_what_it_moves(settings, lr):
+    assert make_recipe(settings).lr == lr
+
+
+def test_a_baseline_has_a_learning_rate_of_its_own():
+    assert baseline_of(make_recipe({"lr": 0.07, "baseline": {}})).lr == 0.001
 
 
 def test_a_baseline_differs_by_what_it_says():

@@ -19,7 +19,7 @@ from mptify.recipe import DataSpec
 from mptify.training.data import load_data
 from mptify.training.loop import Watcher
 
-SPEC = {"epochs": 3, "batch": 50, "lr": 0.05, "ticket": {"bits": "1/32", "prune": 0.7}}
+SPEC = {"epochs": 3, "batch": 50, "optimizer": "sgd", "lr": 0.05, "ticket": {"bits": "1/32", "prune": 0.7}}
 
 
 def network():
