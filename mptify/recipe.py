@@ -113,6 +113,7 @@ class Recipe(SearchSpec):
     baseline: Annotated[dict[str, Any] | None, BeforeValidator(_wanted)] = Field(
         None, description="If given, dense training is run beside the search, with these settings in place of the recipe's."
     )
+    start: str | None = Field(None, description="A ticket file to begin with: its survivors, and what else it learned.")
     about: dict[str, Any] = Field(default_factory=dict, description="What the recipe reproduces; nothing depends on it.")
 
 
@@ -127,7 +128,7 @@ def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
         recipe = checked(Recipe, settings)
         _consistent(recipe)
         if recipe.baseline is not None:
-            unknown = set(recipe.baseline) & {"method", "ticket", "data", "model", "baseline"}
+            unknown = set(recipe.baseline) & {"method", "ticket", "data", "model", "baseline", "start"}
             if unknown:
                 raise BadSpec(f"baseline.{sorted(unknown)[0]}: a baseline shares this with its search.")
             try:
@@ -141,7 +142,7 @@ def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
 
 def baseline_of(recipe: Recipe) -> Recipe:
     """The dense training that a search is compared with, at a learning rate that suits weights."""
-    changes = {"lr": None, **(recipe.baseline or {}), "method": "dense", "baseline": None}
+    changes = {"lr": None, **(recipe.baseline or {}), "method": "dense", "baseline": None, "start": None}
     return checked(Recipe, recipe.model_dump(mode="json") | changes)
 
 
@@ -154,6 +155,8 @@ def _consistent(spec: SearchSpec) -> Any:
     for key in ("warmup", "prune_ramp"):
         if getattr(spec, key) > spec.epochs:
             raise BadSpec(f"{key}={getattr(spec, key)}: the search has only {spec.epochs} epochs.")
+    if spec.compile and spec.prune_ramp:
+        raise BadSpec("prune_ramp: with compile, every step of the ramp would be compiled anew; leave one of them out.")
     if spec.accumulate > spec.batch // 2:
         raise BadSpec(f"accumulate={spec.accumulate}: a batch of {spec.batch} can't be run in so many parts of at least 2 images.")
     return spec

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from mptify.cli import bench, card, convert, diff, evaluate, inspect, search, verify, zoo
-from mptify.errors import Disagreement, MptifyError
+from mptify.errors import MptifyError
 
 __all__ = ["app", "main"]
 
@@ -45,8 +45,8 @@ def main() -> None:
     try:
         app()
     except MptifyError as error:
-        if os.environ.get("RANK", "0") == "0" or isinstance(error, Disagreement):  # of several processes, one speaks
-            typer.echo(f"mptify: {error}", err=True)
+        rank = os.environ.get("RANK", "0")
+        typer.echo(f"mptify: {error}" if rank == "0" else f"mptify (process {rank}): {error}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

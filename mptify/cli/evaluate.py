@@ -27,7 +27,7 @@ def evaluate(
     from rich.progress import Progress
 
     from mptify.cli.console import console
-    from mptify.errors import MptifyError
+    from mptify.errors import MptifyError, first_line
     from mptify.recipe import DataSpec, with_settings
     from mptify.spec import checked
     from mptify.ticket.store import load, read
@@ -43,11 +43,17 @@ def evaluate(
     recipe = ticket.notes.get("recipe")
     settings: dict[str, Any] = dict(recipe.get("data", {})) if isinstance(recipe, dict) and isinstance(recipe.get("data"), dict) else {}
     if data is not None:
-        settings = {key: value for key, value in settings.items() if key != "source"} | {"source": data}
+        settings = {key: value for key, value in settings.items() if key in ("size", "workers")} | {"source": data}
     if "source" not in settings:
         raise MptifyError(f"{file}: does not say what it was searched on; --data names the images.")
     _, images = load_data(checked(DataSpec, with_settings(settings, changes or [])))
-    model = load(file, device=device)
+    seen = ticket.notes.get("input")
+    if images.mean and isinstance(seen, dict) and len(seen.get("mean", ())) == len(images.mean):  # as its network saw them
+        images.mean, images.deviation = tuple(seen["mean"]), tuple(seen["std"])
+    try:
+        model = load(file, device=device)
+    except RuntimeError as error:
+        raise MptifyError(f"--device {device}: {first_line(error)}.") from None
     require_fit(model, images, device)
     out = console()
     with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:

@@ -58,7 +58,7 @@ def search(
 def _settings(
     what: str | None, recipe: str | None, data: str | None, changes: list[str], baseline: bool | None, folder: Path | None
 ) -> Any:
-    """The checked recipe, and the ticket to begin with."""
+    """The checked recipe."""
     from mptify.errors import BadSpec
     from mptify.recipe import find_recipe, make_recipe, with_settings
     from mptify.ticket.store import read
@@ -66,10 +66,9 @@ def _settings(
 
     if folder is not None:
         settings, origin = find_recipe(str(Run.again(folder).recipe))
-        start = settings.get("about", {}).get("start")
-        return make_recipe(settings, origin), None if start is None else read(start)
+        _require_whole(settings, f"{origin} (mptify.search(..., resume=True) goes on with a run that it began)")
+        return make_recipe(settings, origin)
     settings, origin = find_recipe(recipe) if recipe else find_recipe("digits") if what is None and data is None else ({}, "")
-    ticket = None
     if what is not None and Path(what).is_file():
         ticket = read(what)
         searched = ticket.notes.get("recipe")
@@ -79,22 +78,27 @@ def _settings(
             raise BadSpec(f"{what}: is a ticket of a model that no registry knows; mptify.search(model, ...) takes yours.")
         spec = ticket.spec.model_dump(mode="json")
         method = {} if ticket.spec.weight_bits == 1 else {"method": "edgepopup"}
-        about = {**settings.get("about", {}), "start": str(Path(what).resolve())}
-        settings = {**settings, **method, "model": str(ticket.architecture), "ticket": spec, "about": about}
+        settings = {**settings, **method, "model": str(ticket.architecture), "ticket": spec, "start": str(Path(what).resolve())}
     elif what is not None and ("/" in what or what.endswith(".ticket")):
         raise BadSpec(f"{what}: there is no such file.")
     elif what is not None:
         settings = {**settings, "model": what}
     if data is not None:
-        given = settings.get("data", {})
+        given = settings.get("data") or {}
         settings = {**settings, "data": {**({} if isinstance(given, str) else given), "source": data}}
     if baseline is not None:
         settings = {**settings, "baseline": (settings.get("baseline") or {}) if baseline else None}
     settings = with_settings(settings, changes)
+    _require_whole(settings, origin)
+    return make_recipe(settings, origin)
+
+
+def _require_whole(settings: dict[str, Any], origin: str) -> None:
+    from mptify.errors import BadSpec
+
     for key, question in _QUESTIONS.items():
         if key not in settings:
             raise BadSpec(f"{origin + ': ' if origin else ''}{key} is missing: {question}")
-    return make_recipe(settings, origin), ticket
 
 
 _QUESTIONS = {
@@ -103,27 +107,29 @@ _QUESTIONS = {
 }
 
 
-def _run(settings: Any, out: Path | None, resume: bool) -> None:
+def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     from mptify import catalog
     from mptify.cli.progress import Progress, is_main, say
     from mptify.recipe import baseline_of
     from mptify.training import search as run_search
     from mptify.training.data import load_data
+    from mptify.training.loop import meet
     from mptify.training.run import Run, free_folder
     from mptify.training.start import architecture_of, build_network
 
-    recipe, ticket = settings
     entry = catalog.resolve(recipe.model)
     train, val = load_data(recipe.data)
     built = architecture_of(entry, train)
-    network = build_network(built, recipe, ticket)
+    network = build_network(built, recipe)
     folder = out or free_folder(Path("runs"), f"{entry.name}-{recipe.data.source.partition(':')[0]}")
     done = Run(folder)
     if resume and done.is_finished:
         say(f"{folder}: this run is finished.")
         raise typer.Exit
-    result = None
-    if not (resume and done.has_summary):
+    below = folder / "baseline"
+    searched, again = resume and done.has_summary, (below / "recipe.yaml").exists()
+    meet()  # before any process changes what others look at
+    if not searched:
         if is_main():
             say(_headline(recipe, entry, train, val, folder))
         with Progress(recipe.method) as progress:
@@ -132,10 +138,9 @@ def _run(settings: Any, out: Path | None, resume: bool) -> None:
             _stopped(folder)
     if recipe.baseline is not None:
         dense = baseline_of(recipe)
-        below = folder / "baseline"
         with Progress("dense") as progress:
-            network = build_network(built, dense, None)
-            other = run_search(network, train, val, dense, out=below, resume=(below / "recipe.yaml").exists(), watcher=progress)
+            network = build_network(built, dense)
+            other = run_search(network, train, val, dense, out=below, resume=again, watcher=progress)
         if not other.finished:
             _stopped(folder)
     if is_main():

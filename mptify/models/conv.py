@@ -21,6 +21,8 @@ class ConvN(nn.Module):
                 channels = wide
             layers.append(nn.MaxPool2d(2))
         side = input_size // 2 ** (depth // 2)
+        if side < 1:
+            raise ValueError(f"images of {input_size} pixels are too small for {depth // 2} max-pools")
         hidden = max(1, round(256 * width))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(

@@ -8,6 +8,7 @@ epoch is cut into batches of nearly equal size.
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +171,16 @@ def load_data(spec: DataSpec) -> tuple[Images, Images]:
     return train, val
 
 
+def as_pair(train: Any, val: Any) -> tuple[Images, Images]:
+    """What `mptify.search` is given, as images; those in memory are normalized by what the training images are like."""
+    pair = as_images(train, "train"), as_images(val, "val")
+    if not isinstance(val, Images) and pair[0].mean and pair[1].mean:
+        pair[1].mean, pair[1].deviation = pair[0].mean, pair[0].deviation
+    if pair[0].shape() != pair[1].shape():
+        raise BadData(f"Training images are {_sizes(pair[0].shape())}, those for validation {_sizes(pair[1].shape())}.")
+    return pair
+
+
 def as_images(data: Any, what: str) -> Images:
     """What `mptify.search` is given: a pair (images, labels) of arrays, a map-style data set, or `Images`."""
     if isinstance(data, Images):
@@ -203,10 +214,10 @@ def _arrays(spec: DataSpec, place: str) -> tuple[Images, Images]:
         raise BadData(f"{spec.source}: there is no file {place!r}.")
     keys = ("x_train", "y_train", "x_test", "y_test")
     try:
-        with np.load(path) as arrays:
+        with path.open("rb") as file, np.load(file) as arrays:  # np.load would not close a file that it can't read
             missing = [key for key in keys if key not in arrays]
             found = [] if missing else [arrays[key] for key in keys]
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise BadData(f"{place}: this is no .npz file of arrays.") from error
     if missing:
         raise BadData(f"{place}: has no {missing[0]}; x_train, y_train, x_test and y_test are needed.")
@@ -317,13 +328,14 @@ def _folders(spec: DataSpec, place: str) -> tuple[Images, Images]:
 
 
 def _check_files(paths: list[str]) -> None:
-    """Every header, unless there are very many: a broken image should be told now, not after an hour."""
+    """A broken image should be told now, not after an hour: each is read if there are up to 5,000, else the headers of 20,000."""
     from PIL import Image
 
+    whole = len(paths) <= 5_000
     for path in paths[:: max(1, len(paths) // 20_000)]:
         try:
             with Image.open(path) as image:
-                image.verify()
+                image.load() if whole else image.verify()
         except Exception as error:  # Pillow's plugins raise whatever they like
             raise BadData(f"{path}: this is no image that can be read ({type(error).__name__}).") from None
 

@@ -25,7 +25,7 @@ from mptify.surgery.plan import plan_of
 from mptify.surgery.trainable import parameter_kinds
 from mptify.ticket.format import Architecture
 from mptify.ticket.store import ticket_of, write
-from mptify.training.data import Images, as_images, batches_of, evaluation_batches, mixed, training_batches
+from mptify.training.data import Images, as_pair, batches_of, evaluation_batches, mixed, training_batches
 from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of
 from mptify.training.health import Masks, constant_layers, require_agreement
 from mptify.training.optimizer import make_optimizer, optimizer_state, restore_optimizer_
@@ -34,7 +34,7 @@ from mptify.training.run import Run
 from mptify.training.schedule import learning_rate, prune_share
 from mptify.training.start import prepared, require_fit
 
-__all__ = ["Result", "Watcher", "search", "steps_of"]
+__all__ = ["Result", "Watcher", "meet", "search", "steps_of"]
 
 
 class Watcher:
@@ -89,12 +89,14 @@ def search(
     spec = make_search_spec(spec)
     if hasattr(model, "ticket_plan"):  # its own settings count
         spec = make_search_spec(spec.model_copy(update={"ticket": plan_of(model).spec}))
-    return _Search(model, as_images(train, "train"), as_images(val, "val"), spec, out, resume, architecture, watcher or Watcher()).go()
+    pair = as_pair(train, val)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        return _Search(model, *pair, spec, out, resume, architecture, watcher or Watcher()).go()
 
 
 def steps_of(model: nn.Module, train: Any, spec: SearchSpec | Mapping[str, Any]) -> Iterator[None]:
     """A search's training steps, one per `next`, without end, without evaluation and without a folder: to be timed."""
-    images = as_images(train, "train")
+    images, _ = as_pair(train, train)
     search = _Search(model, images, images, make_search_spec(spec), None, False, None, Watcher())
     search.network.train()
     while True:
@@ -117,12 +119,12 @@ class _Search:
         self.device = self.accelerator.device
         self.watcher = watcher if self.main else Watcher()
         self.steps = batches_of(len(train), spec.batch)
-        if min(len(train), spec.batch) < 2 * self.world * spec.accumulate:
-            raise BadData(
-                f"{min(len(train), spec.batch)} images per step are too few for {self.world} processes in {spec.accumulate} parts."
-            )
+        smallest = len(train) // self.steps
+        if smallest < 2 * self.world * spec.accumulate:
+            raise BadData(f"{smallest} images per step are too few for {self.world} processes in {spec.accumulate} parts.")
         self.network = prepared(model, spec).to(self.device)
-        require_fit(self.network, train, self.device)
+        for images in (train, val):
+            require_fit(self.network, images, self.device)
         self.sample = next(evaluation_batches(val, 32, rank=0, world=1, device=self.device))[0]
         self.layers = {layer.ticket_name: layer for layer in ticket_layers(self.network).values()}
         self.masks = Masks(self.network)
@@ -136,14 +138,18 @@ class _Search:
         optimizer = make_optimizer(self.network, spec)
         forward = torch.compile(self.network) if spec.compile else self.network
         self.forward, self.optimizer = self.accelerator.prepare(forward, optimizer)
-        if resume:
-            self._restore_()
+        self.resume = resume
 
     # -- the whole of it ----------------------------------------------------------------------------------------------
 
     def go(self) -> Result:
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        try:
+            if self.resume:
+                self._restore_()
             return self._go()
+        finally:
+            if self.run:
+                self.run.unlock()
 
     def _go(self) -> Result:
         spec = self.spec
@@ -158,21 +164,22 @@ class _Search:
                     return self._result(finished=False)
                 self._end_epoch()
         if self.run and self.main:
-            last, best = self.rows[-1]["val_accuracy"], max(row["val_accuracy"] for row in self.rows)
-            self.run.write_summary({"accuracy": last, "best": best, "epochs": spec.epochs, "method": spec.method, "alarms": self.alarms})
+            last, method = self.rows[-1]["val_accuracy"], spec.method
+            summary = {"accuracy": last, "best": self._best(), "epochs": spec.epochs, "method": method, "alarms": self.alarms}
+            self.run.write_summary(summary)
         if spec.trackers:
             self.accelerator.end_training()
         self.accelerator.wait_for_everyone()
         return self._result(finished=True)
 
     def _result(self, finished: bool) -> Result:
-        accuracies = [row["val_accuracy"] for row in self.rows] or [float("nan")]
+        last = self.rows[-1]["val_accuracy"] if self.rows else float("nan")
         with torch.no_grad():
             for name, mean in self.averages.items():
                 self.layers[name].scores.copy_(mean)
         self.accelerator.unwrap_model(self.forward, keep_fp32_wrapper=False)
         folder = self.run.folder if self.run else None
-        return Result(self.network.eval(), accuracies[-1], max(accuracies), self.rows, self.alarms, folder, finished)
+        return Result(self.network.eval(), last, self._best(), self.rows, self.alarms, folder, finished)
 
     def _one_epoch(self, stop: list[bool]) -> bool:
         """Steps from where the epoch stands to its end; False if the run was asked to stop."""
@@ -193,12 +200,12 @@ class _Search:
                 loss, accuracy = self._finite(total / count), right / count
             self.watcher.step(self.epoch, self.step, seen, loss, accuracy)
             due = self.step % spec.checkpoint_steps == 0 if spec.checkpoint_steps else now - saved > 60 * spec.checkpoint_minutes
-            if self._asked_to_stop(stop):
-                self._save()
-                return False
-            if due and self.step < self.steps:
+            asked, due = self._agreed(bool(stop), due)
+            if asked or (due and self.step < self.steps):
                 self._save()
                 saved = now
+            if asked:
+                return False
         self.seconds = time.perf_counter() - start
         self.speed = seen / max(self.seconds, 1e-9)
         return True
@@ -212,8 +219,10 @@ class _Search:
         """Over all processes."""
         return values if self.world == 1 else self.accelerator.reduce(values.to(self.device), "sum")
 
-    def _asked_to_stop(self, stop: list[bool]) -> bool:
-        return bool(self._sum_up(torch.tensor([len(stop)])).item())  # all processes in the same step
+    def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
+        """The same for all processes, in the same step: stop if one was asked to, save if the first one's clock says so."""
+        asked, due = self._sum_up(torch.tensor([int(stop), int(save and self.main)])).tolist()
+        return bool(asked), bool(due)
 
     def _one_step(self, pixels: Tensor, labels: Tensor) -> None:
         spec = self.spec
@@ -232,7 +241,7 @@ class _Search:
                 # DistributedDataParallel averages over processes, whose shares may differ by one image.
                 self.accelerator.backward(total * (self.world / images))
             right = (logits_of(output).detach().argmax(1) == theirs).sum()
-            self.sums += torch.stack([total.detach().double(), right.double(), torch.tensor(float(len(theirs)), device=right.device)]).cpu()
+            self.sums += torch.stack([total.detach(), right, right.new_tensor(len(theirs))]).cpu().double()
         if spec.clip is not None:
             self.accelerator.clip_grad_norm_(self.forward.parameters(), spec.clip)
         self.optimizer.step()
@@ -243,8 +252,8 @@ class _Search:
         if not self.spec.prune_ramp or not self.layers:
             return
         share, ticket = prune_share(self.spec, at), self.spec.spec
-        for name, layer in self.layers.items():
-            layer.set_prune_(share * ticket.prune_of(name))
+        for layer in ticket_layers(self.network).values():  # tied ones too
+            layer.set_prune_(share * ticket.prune_of(layer.ticket_name))
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -267,11 +276,11 @@ class _Search:
             require_agreement(self.masks, self.accelerator.gather, self.world, self.device)
             self._look_for_trouble()
             row = self._row(total / count, right / count, found, flipped)
-            best = max((one["val_accuracy"] for one in self.rows), default=-1.0)
+            before = self._best()
             self.rows.append(row)
             if self.run and self.main:
                 self._write_network("last", row)
-                if row["val_accuracy"] > best:
+                if self._best() > before:
                     self._write_network("best", row)
         self.epoch, self.step = self.epoch + 1, 0
         self.sums.zero_()
@@ -291,6 +300,10 @@ class _Search:
         if self.world > 1:
             for buffer in self.network.buffers():
                 torch.distributed.broadcast(buffer, 0)
+
+    def _best(self) -> float:
+        """The highest accuracy of the epochs that were pruned as much as asked."""
+        return max((row["val_accuracy"] for row in self.rows if row["epoch"] >= self.spec.prune_ramp), default=-1.0)
 
     def _evaluate(self) -> Evaluation:
         return evaluate(
@@ -354,15 +367,17 @@ class _Search:
             if resume:
                 raise MptifyError("There is nothing to resume without the folder of a run.")
             return None
-        if resume:
-            return Run.again(Path(out))
         run: Run | None = None
         trouble: list[Exception] = []
         if self.main:
             try:
-                run = Run.begin(Path(out), to_yaml(self.spec))
+                run = Run.again(Path(out)) if resume else Run.begin(Path(out), to_yaml(self.spec))
+                run.lock()
+                run.require_same(self.spec.model_dump(mode="json"))
             except MptifyError as error:
                 trouble.append(error)
+                if run is not None:
+                    run.unlock()
         failed = self._sum_up(torch.tensor([len(trouble)])).item()
         if trouble:
             raise trouble[0]
@@ -414,6 +429,13 @@ class _Search:
 # -- before the first step -------------------------------------------------------------------------------------------------
 
 
+def meet() -> None:
+    """Wait for all processes, if there are several."""
+    from accelerate import Accelerator
+
+    Accelerator().wait_for_everyone()
+
+
 def _accelerator(spec: SearchSpec, out: Any) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -428,6 +450,9 @@ def _accelerator(spec: SearchSpec, out: Any) -> Any:
         )
     except ValueError as error:
         raise MptifyError(f"Accelerate can't be set up: {error}") from None
+    accelerator.gradient_accumulation_steps = 1  # whatever the launcher says: this loop does it itself
+    if len(accelerator.log_with) != len(spec.trackers):
+        raise MptifyError(f"trackers: not all of {', '.join(spec.trackers)} are installed.")
     if spec.precision == "fp16" and accelerator.device.type == "cpu":
         raise MptifyError("precision='fp16' needs a GPU; bf16 works on CPUs too.")
     sharded = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}

@@ -10,6 +10,7 @@ summary.json             written at the end: a run with it is finished
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Run:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self._lock: Any = None
 
     @classmethod
     def begin(cls, folder: Path, recipe: str) -> Run:
@@ -57,8 +59,34 @@ class Run:
         if not run.recipe.is_file():
             raise MptifyError(f"{folder} holds no run to resume.")
         for torn in folder.glob(".mptify-*.part"):  # whoever was killed while writing
-            torn.unlink()
+            torn.unlink(missing_ok=True)
         return run
+
+    def lock(self) -> None:
+        """Keep others from writing here as long as this process lives, or until `unlock`."""
+        with contextlib.suppress(ImportError):  # where there is no such lock, there is none
+            import fcntl
+
+            handle = self.recipe.open("rb")
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                handle.close()
+                raise RunExists(f"{self.folder}: another process is searching there.") from None
+            self._lock = handle
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def require_same(self, settings: dict[str, Any]) -> None:
+        """Raise unless the run was begun with these settings; how often it saves may change."""
+        begun = yaml.safe_load(self.recipe.read_text(encoding="utf-8"))
+        may_change = ("checkpoint_minutes", "checkpoint_steps", "trackers")
+        other = [key for key, value in settings.items() if begun.get(key) != value and key not in may_change]
+        if other:
+            raise MptifyError(f"{self.folder}: this run was begun with another {other[0]}, as its recipe.yaml says.")
 
     @property
     def recipe(self) -> Path:

@@ -14,6 +14,7 @@ from mptify.layers import Ticketed
 from mptify.recipe import Recipe, SearchSpec
 from mptify.surgery import ticket_layers, transform, with_norms
 from mptify.ticket.format import Architecture, Ticket
+from mptify.ticket.store import read, require_match
 from mptify.training.data import Images, training_batches
 from mptify.training.evaluation import judging, logits_of
 
@@ -27,8 +28,9 @@ def architecture_of(entry: catalog.Entry, images: Images) -> Architecture:
     return Architecture(entry.source, entry.name, arguments)
 
 
-def build_network(architecture: Architecture, recipe: Recipe, ticket: Ticket | None) -> nn.Module:
-    """Fresh from the recipe's seed: dense for `method: dense`, else a ticket model, with the survivors of `ticket` if one is given."""
+def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
+    """Fresh from the recipe's seed: dense for `method: dense`, else a ticket model, beginning with the recipe's `start` if it has one."""
+    ticket = None if recipe.start is None else read(recipe.start)
     dense = recipe.method == "dense"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.ticket.seed)
@@ -49,22 +51,24 @@ def build_network(architecture: Architecture, recipe: Recipe, ticket: Ticket | N
 
 
 def begin_with_(model: nn.Module, ticket: Ticket) -> None:
-    """Let a fresh ticket model begin with a ticket's masks: survivors take the largest of the first scores' magnitudes."""
-    for layer in {one.ticket_name: one for one in ticket_layers(model).values()}.values():
-        found = ticket.layers.get(layer.ticket_name)
-        if found is None or found.shape != tuple(layer.scores.shape):
-            raise BadSpec(f"{layer.ticket_name}: the ticket to begin with has no such layer of shape {tuple(layer.scores.shape)}.")
-        _rank_first_(layer, torch.from_numpy(found.mask).reshape(-1))
-
-
-@torch.no_grad()
-def _rank_first_(layer: Any, mask: torch.Tensor) -> None:
-    scores = layer.scores.detach().cpu().reshape(-1)
-    magnitudes = scores.abs().sort(descending=True).values
-    order = (scores.abs() + 2 * mask * magnitudes[0]).argsort(descending=True, stable=True)
-    ranked = torch.empty_like(scores)
-    ranked[order] = magnitudes
-    layer.scores.copy_(torch.copysign(ranked, scores).reshape(layer.scores.shape))
+    """Let a fresh ticket model begin with a ticket's masks and floats: survivors take the largest of the first scores' magnitudes."""
+    require_match(model, ticket)
+    layers = list({one.ticket_name: one for one in ticket_layers(model).values()}.values())
+    together = [layers] if any(layer.threshold is not None for layer in layers) else [[layer] for layer in layers]
+    with torch.no_grad():
+        for some in together:  # those that are ranked together
+            scores = torch.cat([layer.scores.reshape(-1) for layer in some])
+            mask = torch.cat([torch.from_numpy(ticket.layers[layer.ticket_name].mask).reshape(-1) for layer in some])
+            magnitudes = scores.abs().sort(descending=True).values
+            order = (scores.abs() + 2 * mask * magnitudes[0]).argsort(descending=True, stable=True)
+            ranked = torch.empty_like(scores)
+            ranked[order] = magnitudes
+            parts = torch.copysign(ranked, scores).split([layer.count for layer in some])
+            for layer, part in zip(some, parts, strict=True):
+                layer.scores.copy_(part.reshape(layer.scores.shape))
+        state = model.state_dict()
+        for name, value in ticket.floats.items():
+            state[name].copy_(torch.from_numpy(value.copy()))
 
 
 def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:

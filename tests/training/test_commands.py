@@ -79,6 +79,28 @@ def test_a_search_goes_on_from_a_ticket(here):
     assert second.spec == first.spec
     for name, layer in first.layers.items():
         assert np.array_equal(layer.mask, second.layers[name].mask)
+    assert second.notes["accuracy"] == pytest.approx(first.notes["accuracy"], abs=0.1)  # statistics come along too
+    works("search", "--recipe", "on/recipe.yaml", "--out", "again")
+    assert mptify.read("again/last.ticket").layers.keys() == first.layers.keys()
+
+
+def test_a_ticket_of_one_threshold_is_gone_on_from(here):
+    works("search", *QUICK, "--set", "ticket.scope=global")
+    first = mptify.read("runs/conv2-digits/last.ticket")
+    works("search", "runs/conv2-digits/last.ticket", *QUICK, "--set", "lr=1e-9", "--out", "on")
+    for name, layer in mptify.read("on/last.ticket").layers.items():
+        assert (layer.mask == first.layers[name].mask).mean() > 0.999
+
+
+def test_eval_normalizes_as_the_search_did(here):
+    works("search", *QUICK)
+    digits = load_digits()
+    pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    held = np.random.RandomState(0).permutation(1797)[:359]
+    np.savez("dark.npz", x_train=pixels[:50] // 4, y_train=digits.target[:50], x_test=pixels[held], y_test=digits.target[held])
+    found = [works("eval", "runs/conv2-digits/last.ticket", "--json", *more).output for more in ([], ["--data", "arrays:dark.npz"])]
+    alone, other = (json.loads(text) for text in found)
+    assert alone["top1"] == other["top1"]
 
 
 def test_a_search_from_a_searched_ticket_takes_its_recipe(here):
@@ -153,6 +175,8 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
         (["search", "--resume", "--out", "nowhere"], "nowhere holds no run to resume"),
         (["search", "--set", "trackers=[nothing]"], "Accelerate can't be set up"),
         (["eval", "none.ticket"], "can't be read"),
+        (["search", "mptify:conv8", "--data", "digits"], "images of 8 pixels are too small for 4 max-pools"),
+        (["search", "--set", "compile=true", "--set", "prune_ramp=2"], "leave one of them out"),
     ],
 )
 def test_bad_input_is_told_in_one_sentence_and_leaves_nothing(arguments, words, here):

@@ -169,6 +169,12 @@ def broken(folder):
     (folder / "train/cat/bad.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 50)
 
 
+def cut_short(folder):
+    Image.effect_noise((200, 200), 50).save(folder / "train/cat/short.jpg")
+    path = folder / "train/cat/short.jpg"
+    path.write_bytes(path.read_bytes()[:3000])
+
+
 def emptied(folder):
     for path in (folder / "val/dog").iterdir():
         path.unlink()
@@ -186,6 +192,7 @@ def no_validation(folder):
     ("damage", "words"),
     [
         (broken, "bad.png: this is no image that can be read"),
+        (cut_short, "short.jpg: this is no image that can be read"),
         (emptied, "Found no valid file for the classes dog"),
         (another_class, "'fish' is in one of them only"),
         (no_validation, "has no folder 'val'"),
@@ -221,7 +228,12 @@ def test_files_that_are_no_arrays_are_told_so(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK nothing")
     with pytest.raises(BadData, match=r"this is no \.npz file"):
         load_data(spec(source=f"arrays:{tmp_path / 'a.npz'}"))
+    np.save(tmp_path / "a.npy", np.zeros(3))
     np.savez(tmp_path / "b.npz", x_train=np.zeros(3))
+    (tmp_path / "c.npz").write_bytes((tmp_path / "b.npz").read_bytes()[:60])
+    for name in ("a.npy", "c.npz"):
+        with pytest.raises(BadData, match=r"this is no \.npz file"):
+            load_data(spec(source=f"arrays:{tmp_path / name}"))
     with pytest.raises(BadData, match="has no y_train"):
         load_data(spec(source=f"arrays:{tmp_path / 'b.npz'}"))
 

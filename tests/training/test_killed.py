@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 
 def test_killed_ten_times_a_run_ends_in_the_same_bytes(tmp_path):
     command = [sys.executable, "-m", "tests.training.killed", str(tmp_path), "0"]

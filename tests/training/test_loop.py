@@ -17,8 +17,9 @@ from mptify.recipe import make_search_spec
 from mptify.surgery import ticket_layers
 from mptify.surgery.trainable import parameter_kinds
 from mptify.training import loop
-from mptify.training.data import Images, load_data
+from mptify.training.data import Images, as_pair, load_data
 from mptify.training.health import constant_layers
+from mptify.training.run import Run
 from mptify.training.schedule import learning_rate, prune_share
 
 FAST = {"epochs": 2, "batch": 32, "optimizer": "sgd", "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.6}}
@@ -159,6 +160,86 @@ def test_a_ramp_ends_at_the_asked_fraction(digits):
         assert layer.kept == layer.count - round(layer.count * 0.6)
 
 
+def test_the_best_ticket_is_one_that_is_pruned_as_asked(digits, tmp_path):
+    result = search(digits, epochs=4, prune_ramp=3, ticket={"prune": 0.97}, out=tmp_path / "run")
+    assert max(row["val_accuracy"] for row in result.rows) > result.best
+    ticket = mptify.read(tmp_path / "run/best.ticket")
+    assert 1 - ticket.kept / ticket.count == pytest.approx(0.97, abs=0.005)
+
+
+def test_a_ramp_reaches_tied_layers_too(digits):
+    class Tied(Net):
+        def __init__(self):
+            super().__init__()
+            self.again = nn.Conv2d(16, 16, 3, padding=1)
+            self.more = nn.Conv2d(16, 16, 3, padding=1)
+            self.more.weight = self.again.weight
+
+        def forward(self, x):
+            x = self.middle(self.features(x))
+            return self.head(self.more(self.again(x)).mean((2, 3)))
+
+    layers = ticket_layers(search(digits, Tied(), prune_ramp=2).model)
+    assert layers["again"].kept == layers["more"].kept == layers["again"].count - round(layers["again"].count * 0.6)
+
+
+def test_a_ticket_is_cut_from_the_mean_of_scores(digits):
+    """By a mean of its own: the scores after each step, averaged as the recipe says."""
+    seen = []
+
+    class Look(loop.Watcher):
+        def step(self, *_):
+            seen.append({name: layer.scores.detach().clone() for name, layer in searched.items()})
+
+    searched = {}
+    prepared = loop.prepared
+    try:
+        loop.prepared = lambda *given: searched.update(ticket_layers(network := prepared(*given))) or network
+        ticketed = mptify.transform(Net(), **settings()["ticket"])
+        first = {name: layer.scores.detach().clone() for name, layer in ticket_layers(ticketed).items()}
+        result = search(digits, ticketed, ema=0.8, watcher=Look())
+    finally:
+        loop.prepared = prepared
+    for name, layer in ticket_layers(result.model).items():
+        mean = first[name]
+        for done, scores in enumerate(seen):
+            decay = min(0.8, (1 + done) / (10 + done))
+            mean = decay * mean + (1 - decay) * scores[name]
+        assert torch.allclose(layer.scores, mean, atol=1e-6)
+
+
+def test_gradients_are_clipped_to_the_norm(digits, monkeypatch):
+    norms = []
+    step = torch.optim.SGD.step
+
+    def look(self, *args, **kwargs):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norms.append(torch.stack([p.grad.norm() for p in parameters]).norm().item())
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", look)
+    search(digits, clip=1e-3, epochs=1)
+    assert max(norms) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_launchers_accumulation_changes_nothing(digits, monkeypatch):
+    plain = search(digits, epochs=1)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    for one, other in zip(ticket_layers(plain.model).values(), ticket_layers(search(digits, epochs=1).model).values(), strict=True):
+        assert torch.equal(one.scores, other.scores)
+
+
+def test_validation_images_are_normalized_as_training_images_are(digits):
+    rng = np.random.default_rng(0)
+    dark, bright = rng.integers(0, 100, (64, 8, 8, 1), dtype=np.uint8), rng.integers(150, 255, (32, 8, 8, 1), dtype=np.uint8)
+    train, val = as_pair((dark, np.arange(64) % 10), (bright, np.arange(32) % 10))
+    assert val.mean == train.mean
+    with pytest.raises(BadData, match="those for validation 1×9×8"):
+        as_pair((dark, np.arange(64) % 10), (np.zeros((5, 9, 8, 1), np.uint8), np.arange(5)))
+    with pytest.raises(BadData, match="has 12 classes"):
+        mptify.search(Net(), (dark, np.arange(64) % 10), (bright, np.arange(32) % 12), settings())
+
+
 def test_accumulated_steps_are_the_same_steps(digits):
     """Without BatchNorm, whose statistics are those of each part."""
 
@@ -240,6 +321,9 @@ def test_half_precision_without_a_device_for_it_is_told(digits):
 
 def test_too_few_images_for_a_step_are_told(digits):
     train, val = digits
+    some = Images(train.labels[:129], 10, train.pixels[:129], mean=train.mean, deviation=train.deviation)
+    with pytest.raises(BadData, match="too few"):  # in batches of 128, they are two steps of 64 and 65
+        mptify.search(Net(), some, val, settings(batch=128, accumulate=60))
     few = Images(train.labels[:3], 10, train.pixels[:3], mean=train.mean, deviation=train.deviation)
     with pytest.raises(BadData, match="too few"):
         mptify.search(Net(), few, val, settings(accumulate=2))
@@ -342,10 +426,25 @@ def test_a_damaged_checkpoint_is_told(digits, tmp_path):
         search(digits, out=tmp_path / "run", resume=True)
 
 
-def test_a_checkpoint_of_another_network_is_refused(digits, tmp_path):
+def test_a_run_is_resumed_with_what_it_was_begun_with(digits, tmp_path):
     stopped(digits, tmp_path / "run", 3)
+    for changed, name in (({"ticket": {"seed": 5}}, "ticket"), ({"lr": 0.3}, "lr"), ({"ema": 0.9}, "ema")):
+        with pytest.raises(MptifyError, match=f"was begun with another {name}"):
+            search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True, **changed)
     with pytest.raises(MptifyError, match="of another network"):
-        search(digits, out=tmp_path / "run", resume=True, ticket={"seed": 5})
+        search(digits, nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), out=tmp_path / "run", resume=True)
+
+
+def test_a_run_that_is_running_is_left_alone(digits, tmp_path):
+    class Rival(loop.Watcher):
+        def epoch(self, row):
+            with pytest.raises(RunExists, match="another process is searching there"):
+                Run.again(tmp_path / "run").lock()
+
+    search(digits, out=tmp_path / "run", watcher=Rival())
+    run = Run.again(tmp_path / "run")
+    run.lock()  # nobody is there any more
+    run.unlock()
 
 
 # -- exactness -------------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import mptify
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.long
 
 
 def launch(processes, *arguments, module=False):
@@ -66,7 +67,7 @@ def test_two_processes_find_what_one_finds(runs):
 def test_a_process_whose_scores_were_tampered_with_is_named(tmp_path):
     result = launch(2, tmp_path, "tamper")
     assert result.returncode != 0
-    assert "Process 1 holds another mask than process 0 in 1 layers, the first of them 3" in result.stdout
+    assert "Process 1 holds another mask than process 0 in 1 layers, the first of them 4" in result.stdout
 
 
 def test_processes_stop_together_and_go_on_to_the_same_bytes(runs, tmp_path):
@@ -76,6 +77,15 @@ def test_processes_stop_together_and_go_on_to_the_same_bytes(runs, tmp_path):
     resumed = launch(2, tmp_path, "resume")
     assert resumed.stdout.count("finished=True") == 2, resumed.stderr[-3000:]
     assert (tmp_path / "run/last.ticket").read_bytes() == (runs / "2/run/last.ticket").read_bytes()
+
+
+def test_statistics_are_the_same_in_all_processes_and_timed_checkpoints_hang_none(tmp_path):
+    result = launch(2, tmp_path, "norm")
+    assert result.returncode == 0, result.stderr[-3000:]
+    first, second = (np.load(tmp_path / f"masks{rank}.npz") for rank in (0, 1))
+    assert "1.running_mean" in first.files
+    for name in first.files:
+        assert np.array_equal(first[name], second[name])
 
 
 def test_the_command_line_speaks_once(tmp_path):

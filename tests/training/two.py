@@ -1,7 +1,8 @@
 """Run by `accelerate launch --cpu --num_processes 2 tests/training/two.py FOLDER WHAT` (or by python alone).
 
 `search` searches a network without BatchNorm and saves its masks; `tamper` changes scores behind process 1's back;
-`stop` asks one of the processes to stop, in the middle of an epoch.
+`stop` asks one of the processes to stop, in the middle of an epoch; `norm` searches one with BatchNorm, and saves after
+each of the first process's steps that takes long enough.
 """
 
 import os
@@ -24,7 +25,8 @@ SPEC = {"epochs": 3, "batch": 50, "optimizer": "sgd", "lr": 0.05, "ticket": {"bi
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10))
+    norm = nn.BatchNorm2d(8) if sys.argv[2] == "norm" else nn.Identity()
+    return nn.Sequential(nn.Conv2d(1, 8, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 class Stop(Watcher):
@@ -49,14 +51,17 @@ def main():
 
         torch.optim.SGD.step = tampered
     try:
+        often = {"checkpoint_minutes": 2e-4} if what == "norm" else {}
         result = mptify.search(
-            network(), *data, SPEC, out=folder / "run", resume=what == "resume", watcher=Stop() if what == "stop" else None
+            network(), *data, SPEC | often, out=folder / "run", resume=what == "resume", watcher=Stop() if what == "stop" else None
         )
     except MptifyError as error:
         print(f"process {rank}: {type(error).__name__}: {error}")
         raise SystemExit(1) from None
     print(f"process {rank}: finished={result.finished}")
-    np.savez(folder / f"masks{rank}.npz", **{name: layer.mask.numpy() for name, layer in mptify.ticket_layers(result.model).items()})
+    statistics = {name: tensor.numpy() for name, tensor in result.model.named_buffers()}
+    masks = {name: layer.mask.numpy() for name, layer in mptify.ticket_layers(result.model).items()}
+    np.savez(folder / f"masks{rank}.npz", **statistics, **masks)
 
 
 if __name__ == "__main__":
