@@ -84,7 +84,7 @@ class TicketLayer:
             return full
         if spec.weight_bits == 32:
             return randomness.frozen_weight(spec.seed, self.name, self.shape, spec.init, self.gain)
-        return np.where(self.negative(spec.seed), np.float32(-self.gain), np.float32(self.gain))
+        return np.array([self.gain, -self.gain], np.float32).take(self.negative(spec.seed).view(np.uint8))
 
     def negative(self, seed: int) -> np.ndarray:
         """Where the frozen weight is negative, in the mask's shape; of pruned weights, what the seed says or nothing."""

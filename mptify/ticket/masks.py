@@ -353,7 +353,8 @@ def _plan_levels(bits: np.ndarray, levels: Levels) -> _Plan:
     for width in range(1, 8):
         zeros, ones = tally.reshape(2, 1 << width, -1).sum(2)
         size = 10 + (2 << width) + (len(blocks) << width) / 4 + float(_entropies(zeros + ones, ones).sum())
-        if size < best.size:
+        size = max(size, bits.size / WEIGHTS_PER_BYTE[LEVELS])
+        if size < 0.99 * best.size:  # each class is a call of the coder: it must be worth it
             densities = [_density(one, count) for one, count in zip(ones.tolist(), (zeros + ones).tolist(), strict=True)]
             best = _Plan(size, functools.partial(_encode_levels, bits, blocks, width, densities))
     return best

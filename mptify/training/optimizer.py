@@ -26,13 +26,18 @@ def make_optimizer(network: nn.Module, spec: SearchSpec) -> torch.optim.Optimize
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             decay = spec.weight_decay if kinds[name] in spec.decays else 0.0
-            scale = float(parameter.detach().abs().max()) if relative and kinds[name] == "scores" else 1.0
+            scale = _size(parameter) if relative and kinds[name] == "scores" else 1.0
             found.setdefault((decay, scale), []).append(parameter)
     groups: list[dict[str, Any]] = [{"params": these, "weight_decay": decay, "scale": scale} for (decay, scale), these in found.items()]
     if spec.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov)
     maker = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.AdamW
     return maker(groups, lr=spec.lr, betas=(spec.momentum, 0.999))
+
+
+def _size(scores: Tensor) -> float:
+    """The largest, to two digits: layers of the same fan-in then share a group, and the optimizer's loop stays short."""
+    return float(f"{float(scores.detach().abs().max()):.2g}")
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

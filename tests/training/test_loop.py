@@ -142,7 +142,7 @@ def test_steps_of_adam_are_counted_in_first_scores(digits, relative):
     result = mptify.search(ticketed, *digits, one_step)
     for name, layer in ticket_layers(result.model).items():
         step = (layer.scores - before[name]).abs().median().item()
-        assert step == pytest.approx(0.01 * (before[name].abs().max().item() if relative else 1.0), rel=0.01)
+        assert step == pytest.approx(0.01 * (before[name].abs().max().item() if relative else 1.0), rel=0.06)
 
 
 def test_the_schedules_begin_and_end_where_they_should():
