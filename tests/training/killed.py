@@ -42,7 +42,7 @@ def life(folder, resume):
     recipe = make_recipe(with_settings(find_recipe("digits")[0], CHANGES))
     train, val = load_data(recipe.data)
     built = architecture_of(catalog.resolve(recipe.model), train)
-    search(build_network(built, recipe, None), train, val, recipe, out=folder, resume=resume, architecture=built)
+    search(build_network(built, recipe), train, val, recipe, out=folder, resume=resume, architecture=built)
 
 
 def in_a_process_of_its_own(folder, resume):
@@ -61,23 +61,20 @@ def in_a_process_of_its_own(folder, resume):
 
 def main():
     folder, rng = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
-    os.waitpid(in_a_process_of_its_own(folder / "whole", False), 0)
+    _, status = os.waitpid(in_a_process_of_its_own(folder / "whole", False), 0)
+    assert os.WEXITSTATUS(status) == 0
     parts, within, torn = folder / "parts", 0, 0
     kills = 0
     while kills < KILLS:
         before = stamp(parts)
         process = in_a_process_of_its_own(parts, (parts / "recipe.yaml").exists())
-        while stamp(parts) == before:  # something new was saved in this life, so that the run gets on
-            time.sleep(0.001)
+        wait_until(lambda before=before: stamp(parts) != before, process)  # something new was saved in this life, so that the run gets on
         if kills % 2:  # while a file is being written
-            while not list(parts.glob(".mptify-*.part")):
-                pass
+            wait_until(lambda: list(parts.glob(".mptify-*.part")), process)
         else:
             time.sleep(rng.random() * 0.15)
         os.kill(process, signal.SIGKILL)
-        _, status = os.waitpid(process, 0)
-        if os.WIFEXITED(status):
-            raise SystemExit(f"the run ended (code {os.WEXITSTATUS(status)}) before it was killed {KILLS} times")
+        require_killed(os.waitpid(process, 0)[1])
         kills += 1
         torn += bool(list(parts.glob(".mptify-*.part")))
         found = Run(parts).read_checkpoint()
@@ -85,6 +82,19 @@ def main():
     _, status = os.waitpid(in_a_process_of_its_own(parts, True), 0)
     assert os.WEXITSTATUS(status) == 0
     print(f"{KILLS} kills, {within} within an epoch, {torn} while writing")
+
+
+def wait_until(happened, process):
+    while not happened():
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            require_killed(status)
+        time.sleep(0.0002)
+
+
+def require_killed(status):
+    if os.WIFEXITED(status):
+        raise SystemExit(f"the run ended (code {os.WEXITSTATUS(status)}) before it was killed {KILLS} times")
 
 
 def stamp(folder):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long
 
 def test_killed_ten_times_a_run_ends_in_the_same_bytes(tmp_path):
     command = [sys.executable, "-m", "tests.training.killed", str(tmp_path), "0"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=400)
     assert result.returncode == 0, result.stderr[-3000:]
     assert int(re.search(r"(\d+) within an epoch", result.stdout).group(1)) >= 3
     assert int(re.search(r"(\d+) while writing", result.stdout).group(1)) >= 1
