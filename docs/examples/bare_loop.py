@@ -13,7 +13,7 @@ train, test = torch.randperm(len(images), generator=torch.Generator().manual_see
 model = mptify.transform(conv2(in_chans=1, input_size=8), bits="1/32", prune=0.8, bn="insert")
 optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9, weight_decay=1e-4)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
-for epoch in range(8):
+for _ in range(8):
     for batch in train[torch.randperm(len(train))].split(64):
         loss = F.cross_entropy(model(images[batch]), labels[batch])
         optimizer.zero_grad()
