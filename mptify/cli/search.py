@@ -112,8 +112,8 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     from mptify.cli.progress import Progress, is_main, say
     from mptify.recipe import baseline_of
     from mptify.training import search as run_search
+    from mptify.training.accelerating import meet
     from mptify.training.data import load_data
-    from mptify.training.loop import meet
     from mptify.training.run import Run, free_folder
     from mptify.training.start import architecture_of, build_network
 

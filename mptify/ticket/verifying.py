@@ -40,10 +40,10 @@ def run_on_fixed_input(path: str | Path) -> FixedRun:
 
 def rounding_loss(model: nn.Module, path: str | Path) -> float:
     """How far a file's outputs are from those of the model it was saved from: the largest difference over the largest output."""
-    was = model.training
+    ticket, was = read(path), model.training
     try:
-        _, ours = _outputs(model.eval(), read(path), path)
-        _, theirs = _outputs(load(path), read(path), path)
+        _, ours = _outputs(model.eval(), ticket, path)
+        _, theirs = _outputs(load(path), ticket, path)
     finally:
         model.train(was)
     pairs = [(one.double(), two.double()) for one, two in zip(ours, theirs, strict=True) if one.is_floating_point() and one.numel()]

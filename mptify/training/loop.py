@@ -1,4 +1,4 @@
-"""The search: biprop, edge-popup or dense training, on one process or many. The only importer of accelerate.
+"""The search: biprop, edge-popup or dense training, on one process or many.
 
 Nothing a step does depends on what came before except through the checkpoint's contents: the order of images, their
 augmentation and dropout come from seed, epoch and step. So a run that was killed anywhere ends as if it had not been.
@@ -25,6 +25,7 @@ from mptify.surgery.plan import plan_of
 from mptify.surgery.trainable import parameter_kinds
 from mptify.ticket.format import Architecture
 from mptify.ticket.store import ticket_of, write
+from mptify.training.accelerating import accelerator_for, flat
 from mptify.training.data import Images, as_pair, batches_of, evaluation_batches, mixed, training_batches
 from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of
 from mptify.training.health import Masks, constant_layers, require_agreement
@@ -34,7 +35,7 @@ from mptify.training.run import Run
 from mptify.training.schedule import learning_rate, prune_share
 from mptify.training.start import prepared, require_fit
 
-__all__ = ["Result", "Watcher", "meet", "search", "steps_of"]
+__all__ = ["Result", "Watcher", "search", "steps_of"]
 
 
 class Watcher:
@@ -114,7 +115,7 @@ class _Search:
         self, model: nn.Module, train: Images, val: Images, spec: SearchSpec, out: Any, resume: bool, architecture: Any, watcher: Watcher
     ):
         self.spec, self.train, self.val, self.architecture = spec, train, val, architecture
-        self.accelerator = _accelerator(spec, out)
+        self.accelerator = accelerator_for(spec, out)
         self.rank, self.world, self.main = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.is_main_process
         self.device = self.accelerator.device
         self.watcher = watcher if self.main else Watcher()
@@ -155,7 +156,7 @@ class _Search:
         spec = self.spec
         keep_freed_memory()
         if spec.trackers:
-            self.accelerator.init_trackers("mptify", config=_flat(spec.model_dump(mode="json")))
+            self.accelerator.init_trackers("mptify", config=flat(spec.model_dump(mode="json")))
         self.watcher.begin(spec, self.steps, self.epoch, self.step)
         self.network.train()
         with stoppable(self.run is not None) as stop:
@@ -174,9 +175,7 @@ class _Search:
 
     def _result(self, finished: bool) -> Result:
         last = self.rows[-1]["val_accuracy"] if self.rows else float("nan")
-        with torch.no_grad():
-            for name, mean in self.averages.items():
-                self.layers[name].scores.copy_(mean)
+        self._take_(self.averages)
         self.accelerator.unwrap_model(self.forward, keep_fp32_wrapper=False)
         folder = self.run.folder if self.run else None
         return Result(self.network.eval(), last, self._best(), self.rows, self.alarms, folder, finished)
@@ -335,15 +334,16 @@ class _Search:
     def _averaged(self) -> Iterator[None]:
         """With the mean of the scores in place of the scores, if one is kept."""
         scores = {name: self.layers[name].scores.detach().clone() for name in self.averages}
-        with torch.no_grad():
-            for name, mean in self.averages.items():
-                self.layers[name].scores.copy_(mean)
+        self._take_(self.averages)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, before in scores.items():
-                    self.layers[name].scores.copy_(before)
+            self._take_(scores)
+
+    @torch.no_grad()
+    def _take_(self, scores: dict[str, Tensor]) -> None:
+        for name, values in scores.items():
+            self.layers[name].scores.copy_(values)
 
     def _write_network(self, which: str, row: dict[str, Any]) -> None:
         assert self.run is not None
@@ -426,44 +426,6 @@ class _Search:
             self.sums = torch.tensor(state["sums"], dtype=torch.float64)
 
 
-# -- before the first step -------------------------------------------------------------------------------------------------
-
-
-def meet() -> None:
-    """Wait for all processes, if there are several."""
-    from accelerate import Accelerator
-
-    Accelerator().wait_for_everyone()
-
-
-def _accelerator(spec: SearchSpec, out: Any) -> Any:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import DistributedType, is_tensorboard_available
-
-    if "tensorboard" in spec.trackers and not is_tensorboard_available():
-        raise MptifyError("trackers: tensorboard is not installed; pip install tensorboard.")
-    AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
-    try:
-        accelerator = Accelerator(
-            mixed_precision=spec.precision, log_with=list(spec.trackers) or None, project_dir=str(out) if out else None
-        )
-    except ValueError as error:
-        raise MptifyError(f"Accelerate can't be set up: {error}") from None
-    accelerator.gradient_accumulation_steps = 1  # whatever the launcher says: this loop does it itself
-    if len(accelerator.log_with) != len(spec.trackers):
-        raise MptifyError(f"trackers: not all of {', '.join(spec.trackers)} are installed.")
-    if spec.precision == "fp16" and accelerator.device.type == "cpu":
-        raise MptifyError("precision='fp16' needs a GPU; bf16 works on CPUs too.")
-    sharded = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
-    if accelerator.distributed_type in sharded:
-        raise MptifyError(
-            f"{accelerator.distributed_type.value} shards the scores, and a mask is chosen from all scores of a layer; "
-            "a search needs plain data parallelism (`accelerate launch --multi_gpu`)."
-        )
-    return accelerator
-
-
 def _changing(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """All that a step may change; frozen weights come with the network."""
     frozen = {name for name, kind in parameter_kinds(network).items() if kind == "frozen"}
@@ -485,14 +447,3 @@ def _loss(output: Any, labels: Tensor, smoothing: float) -> Tensor:
 def _images_in_step(count: int, steps: int, step: int) -> int:
     """How many images `torch.tensor_split` puts into one of the epoch's batches."""
     return count // steps + (step < count % steps)
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings as trackers take them."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, (int, float, str, bool)) else str(value)
-    return flat
