@@ -240,6 +240,7 @@ class _TicketWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         scores, weight, gain = ctx.saved_tensors
+        grad = grad.contiguous()  # as the scores are: convs on channels-last images give it in that order
         if not torch.is_grad_enabled() and native.can_choose(scores, weight) and native.can_choose(grad, weight):
             size = float(gain)
             by = (0.0 if size == 0 else 1 / size) if ctx.divide else 1.0

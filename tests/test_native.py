@@ -99,6 +99,23 @@ def test_the_gradient_goes_by_weight_and_sign_of_the_score(signs):
 
 
 @compiled
+def test_the_gradient_of_a_conv_on_channels_last_images_goes_through_the_library(monkeypatch):
+    layer = mptify.transform(torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, bias=False)), prune=0.5)[0]
+    images = torch.randn(4, 8, 12, 12)
+
+    def pulled(order):
+        layer.scores.grad = None
+        layer(images.to(memory_format=order)).square().sum().backward()
+        return layer.scores.grad
+
+    plain, calls, pull = pulled(torch.contiguous_format), [], native.pull
+    monkeypatch.setattr(native, "pull", lambda *arguments: calls.append(1) or pull(*arguments))
+    turned = pulled(torch.channels_last)
+    assert calls and turned.is_contiguous()
+    torch.testing.assert_close(turned, plain)
+
+
+@compiled
 @pytest.mark.parametrize("width", [1.0, 0.5, 3.0])
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 def test_signs_and_their_gradients_agree_with_torch(monkeypatch, width, order):
