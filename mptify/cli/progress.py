@@ -10,12 +10,17 @@ import typer
 
 from mptify.training.loop import Watcher
 
-__all__ = ["Progress", "is_main", "say"]
+__all__ = ["Progress", "is_main", "processes", "say"]
 
 
 def is_main() -> bool:
     """Whether this is the only process, or the first of several that `accelerate launch` started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def processes() -> int:
+    """How many `accelerate launch` started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def say(text: str) -> None:

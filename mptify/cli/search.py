@@ -41,9 +41,11 @@ def search(
     Without arguments, an 80 %-pruned ticket of scikit-learn's digits, in less than a minute. On several devices:
     `accelerate launch -m mptify search ...`.
     """
+    from mptify.cli.launching import start_all_processes
     from mptify.errors import MptifyError
     from mptify.training.run import newest_unfinished
 
+    start_all_processes()
     if resume:
         if what or recipe or data or changes or baseline is not None:
             raise MptifyError("--resume takes everything but --out and --threads from the folder of the run; leave the other options away.")
@@ -155,10 +157,15 @@ def _stopped(folder: Path) -> None:
 
 
 def _headline(recipe: Any, entry: Any, train: Any, val: Any, folder: Path) -> str:
+    from mptify.cli.progress import processes
+
     spec = recipe.spec
     how = "dense training" if recipe.method == "dense" else f"{recipe.method}, {spec.bits} bits, {100 * spec.prune:g} % pruned"
     sizes = "×".join(map(str, train.shape()))
-    return f"{entry}: {how}; {len(train):,} images of {sizes} to train, {len(val):,} to validate, {train.classes} classes; {folder}"
+    together = f"; {processes()} processes" if processes() > 1 else ""
+    return (
+        f"{entry}: {how}; {len(train):,} images of {sizes} to train, {len(val):,} to validate, {train.classes} classes; {folder}{together}"
+    )
 
 
 def _summary(run: Any, recipe: Any) -> None:

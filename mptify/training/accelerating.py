@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from mptify.errors import MptifyError
 from mptify.recipe import SearchSpec
 
-__all__ = ["accelerator_for", "flat", "meet"]
+__all__ = ["accelerator_for", "flat", "meet", "processes_asked_for"]
 
 
 def meet() -> None:
@@ -17,12 +18,43 @@ def meet() -> None:
     Accelerator().wait_for_everyone()
 
 
+def processes_asked_for() -> int | None:
+    """How many processes there should be where `accelerate launch --cpu --num_processes N` started this one only; else 1.
+
+    Accelerate 1.15 starts one, whatever N is, and tells it no number: that is read from the launcher's own command line. None
+    where there should be others, but the command does not say how many.
+    """
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
+    ranked = any(name in os.environ for name in ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"))
+    if not on_cpu or ranked or not {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return 1
+    import psutil
+
+    try:
+        parent = psutil.Process().parent()
+        command = parent.cmdline() if parent else []
+    except psutil.Error:
+        command = []
+    given: dict[str, str] = {}
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        key, _, value = word.partition("=")
+        given.setdefault(key.replace("-", "_"), value or following)
+    count = given.get("__num_processes", "")
+    alone = given.get("__num_machines", "1") == "1"
+    return int(count) if count.isdecimal() and alone else None
+
+
 def accelerator_for(spec: SearchSpec, out: Any) -> Any:
     """Accelerate's view of the devices, or one sentence on what is wrong with it."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
 
+    if processes_asked_for() != 1:
+        raise MptifyError(
+            "`accelerate launch --cpu` starts one process, however many it is asked for; "
+            "`ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2` starts two, on CPUs."
+        )
     AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
     try:
         accelerator = Accelerator(

@@ -149,6 +149,8 @@ class _Search:
                 self._restore_()
             return self._go()
         finally:
+            for tracker in self.accelerator.trackers:  # `end_training` would end the processes' connection too: a baseline needs it
+                tracker.finish()
             if self.run:
                 self.run.unlock()
 
@@ -168,8 +170,6 @@ class _Search:
             last, method = self.rows[-1]["val_accuracy"], spec.method
             summary = {"accuracy": last, "best": self._best(), "epochs": spec.epochs, "method": method, "alarms": self.alarms}
             self.run.write_summary(summary)
-        if spec.trackers:
-            self.accelerator.end_training()
         self.accelerator.wait_for_everyone()
         return self._result(finished=True)
 

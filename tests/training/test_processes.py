@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.long
 
 
-def launch(processes, *arguments, module=False):
+def launch(processes, *arguments, how=("--multi_gpu",), script="tests/training/two.py"):
     start = [sys.executable]
-    if processes > 1:  # of `--cpu --num_processes 2`, Accelerate makes one process
-        start += ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes), "--num_machines", "1"]
+    if processes > 1:
+        start += ["-m", "accelerate.commands.launch", *how, "--num_processes", str(processes), "--num_machines", "1"]
         start += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(_free_port())]
-    command = [*start, *(["-m", "mptify"] if module else [str(ROOT / "tests/training/two.py")]), *map(str, arguments)]
+    command = [*start, *(["-m", "mptify"] if script is None else [str(ROOT / script)]), *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
 
@@ -88,12 +88,20 @@ def test_statistics_are_the_same_in_all_processes_and_timed_checkpoints_hang_non
         assert np.array_equal(first[name], second[name])
 
 
-def test_the_command_line_speaks_once(tmp_path):
-    arguments = ["search", "--out", tmp_path / "run", "--set", "epochs=1", "--no-baseline"]
-    result = launch(2, *arguments, module=True)
+def test_the_command_line_starts_all_processes_and_speaks_once(tmp_path):
+    """`accelerate launch --cpu --num_processes 2` itself starts one."""
+    arguments = ["search", "--out", tmp_path / "run", "--set", "epochs=1", "--set", "trackers=[tensorboard]", "--no-baseline"]
+    result = launch(2, *arguments, how=["--cpu"], script=None)
     assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stderr.count("2 processes") == 1
     assert result.stderr.count("biprop   1/1") == 1
     assert result.stdout.count("accuracy") == 1
-    again = launch(2, *arguments, module=True)
+    again = launch(2, *arguments, how=["--cpu"], script=None)
     assert again.returncode != 0
     assert again.stderr.count("holds a finished run already") == 1
+
+
+def test_a_script_that_the_launcher_left_alone_is_told_so(tmp_path):
+    result = launch(2, tmp_path, "search", how=["--cpu"])
+    assert result.returncode != 0
+    assert "`accelerate launch --cpu` starts one process, however many it is asked for" in result.stdout

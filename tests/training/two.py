@@ -1,4 +1,4 @@
-"""Run by `accelerate launch --cpu --num_processes 2 tests/training/two.py FOLDER WHAT` (or by python alone).
+"""Run by `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 tests/training/two.py FOLDER WHAT`, or by python alone.
 
 `search` searches a network without BatchNorm and saves its masks; `tamper` changes scores behind process 1's back;
 `stop` asks one of the processes to stop, in the middle of an epoch; `norm` searches one with BatchNorm, and saves after
