@@ -92,34 +92,37 @@ struct Above {
   std::vector<int32_t> near;  // indices of the magnitudes in [low, high)
 };
 
-typedef uint32_t Bits __attribute__((vector_size(4 * kLanes)));
-typedef uint64_t Words __attribute__((vector_size(4 * kLanes)));
-typedef float Floats __attribute__((vector_size(4 * kLanes)));
-typedef double Doubles __attribute__((vector_size(8 * kLanes)));
+// Four at a time, since GCC takes wider vectors apart, number by number, where they become doubles: three times slower.
+constexpr int kWide = 4;
+typedef int32_t Ints __attribute__((vector_size(4 * kWide)));  // signed: magnitudes have no sign bit, and few CPUs compare unsigned
+typedef int64_t Words __attribute__((vector_size(4 * kWide)));
+typedef float Floats __attribute__((vector_size(4 * kWide)));
+typedef double Doubles __attribute__((vector_size(8 * kWide)));
 
 // How many magnitudes reach `high`, the sums of |weight| over them, block by block, and who lies between `low` and `high`.
 FOR_EACH_CPU void look(
     const float* scores, const float* weight, int64_t begin, int64_t end, uint32_t low, uint32_t high, Above* above, double* sums) {
+  const int32_t below_low = (int32_t)(low - 1), below_high = (int32_t)(high - 1);
   for (int64_t start = begin; start < end; start += kBlock) {
     const int64_t stop = std::min(end, start + kBlock);
-    Doubles total = {};
-    Bits reaching = {};
+    Doubles total[kLanes / kWide] = {};
+    Ints reaching[kLanes / kWide] = {};
     int64_t i = start;
     for (; i + kGroup <= stop; i += kGroup) {
-      Bits any = {};
-      for (int part = 0; part < kGroup; part += kLanes) {
-        Bits score, value;
-        std::memcpy(&score, scores + i + part, sizeof score);
-        std::memcpy(&value, weight + i + part, sizeof value);
-        score &= ~kSign;
-        const Bits mask = (Bits)(score >= high);
-        reaching -= mask;
-        any |= (Bits)(score - low < high - low);
-        total += __builtin_convertvector((Floats)(value & ~kSign & mask), Doubles);
-      }
-      uint64_t found = 0;
-      for (int word = 0; word < kLanes / 2; word++) found |= ((Words)any)[word];
-      if (found)
+      Ints any = {};
+      for (int part = 0; part < kGroup; part += kLanes)
+        for (int lane = 0; lane < kLanes; lane += kWide) {
+          Ints score, value;
+          std::memcpy(&score, scores + i + part + lane, sizeof score);
+          std::memcpy(&value, weight + i + part + lane, sizeof value);
+          score &= (int32_t)~kSign;
+          const Ints mask = score > below_high;
+          reaching[lane / kWide] -= mask;
+          any |= (score > below_low) ^ mask;
+          total[lane / kWide] += __builtin_convertvector((Floats)(value & (int32_t)~kSign & mask), Doubles);
+        }
+      const Words found = (Words)any;
+      if (found[0] | found[1])
         for (int64_t at = i; at < i + kGroup; at++)
           if (magnitude(scores[at]) - low < high - low) above->near.push_back((int32_t)at);
     }
@@ -129,7 +132,8 @@ FOR_EACH_CPU void look(
       if (size >= high) above->count++, sum += float_of(magnitude(weight[i]));
       if (size - low < high - low) above->near.push_back((int32_t)i);
     }
-    for (int lane = 0; lane < kLanes; lane++) above->count += reaching[lane], sum += total[lane];
+    for (int lane = 0; lane < kLanes; lane++)
+      above->count += reaching[lane / kWide][lane % kWide], sum += total[lane / kWide][lane % kWide];
     sums[start / kBlock] = sum;
   }
 }
