@@ -46,7 +46,7 @@ class SearchSpec(BaseModel):
     accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="What changes the scores.")
     lr: float = Field(
-        0.01, gt=0, description="The largest learning rate. Unless given: 0.01 for Adam, 0.1 for SGD; of dense training 0.001 and 0.05."
+        0.01, gt=0, description="The largest learning rate. Unless given: 0.01 for Adam, 0.03 in 1/1, 0.1 for SGD; of dense training 0.001 and 0.05."
     )
     relative: bool = Field(
         True, description="With Adam: count lr in sizes of each layer's first scores, so that all layers move alike; else as it is."
@@ -73,8 +73,13 @@ class SearchSpec(BaseModel):
     def _choose_lr(cls, given: Any) -> Any:
         if not isinstance(given, dict) or given.get("lr") is not None:
             return given
-        sgd, dense = given.get("optimizer") == "sgd", given.get("method") == "dense"
-        return given | {"lr": (0.05 if dense else 0.1) if sgd else (0.001 if dense else 0.01)}
+        ticket = given.get("ticket")
+        bits = ticket.get("bits") if isinstance(ticket, dict) else getattr(ticket, "bits", None)
+        if given.get("method") == "dense":
+            return given | {"lr": 0.05 if given.get("optimizer") == "sgd" else 0.001}
+        if given.get("optimizer") == "sgd":
+            return given | {"lr": 0.1}
+        return given | {"lr": 0.03 if str(bits).endswith("/1") else 0.01}
 
     @property
     def spec(self) -> TicketSpec:

@@ -87,9 +87,10 @@ def search(
     folder receives metrics, checkpoints and the tickets, and Ctrl-C or SIGTERM saves and returns a result that is not `finished`; with
     `resume`, a run that was stopped there goes on. A `watcher` sees each step and epoch go by.
     """
-    spec = make_search_spec(spec)
     if hasattr(model, "ticket_plan"):  # its own settings count
-        spec = make_search_spec(spec.model_copy(update={"ticket": plan_of(model).spec}))
+        own = {"ticket": plan_of(model).spec}
+        spec = spec.model_copy(update=own) if isinstance(spec, SearchSpec) else {**(spec or {}), **own}
+    spec = make_search_spec(spec)
     pair = as_pair(train, val)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return _Search(model, *pair, spec, out, resume, architecture, watcher or Watcher()).go()

@@ -265,11 +265,12 @@ def test_a_tracker_is_logged_to(digits, tmp_path):
 
 
 def test_a_ticket_model_is_searched_with_its_own_settings(digits, tmp_path):
-    ticketed = mptify.transform(Net(), bits="1/32", prune=0.3, seed=7)
+    ticketed = mptify.transform(Net(), bits="1/1", prune=0.3, seed=7)
     mptify.search(ticketed, *digits, {"epochs": 1, "batch": 32}, out=tmp_path / "run")
     ticket = mptify.read(tmp_path / "run/last.ticket")
     assert (ticket.spec.prune, ticket.spec.seed) == (0.3, 7)
     assert ticket.notes["recipe"]["ticket"]["prune"] == 0.3
+    assert ticket.notes["recipe"]["lr"] == 0.03
     with pytest.raises(MptifyError, match="set method: edgepopup"):
         mptify.search(mptify.transform(Net(), bits="32/32"), *digits, {"epochs": 1})
 

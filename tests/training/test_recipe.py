@@ -4,6 +4,7 @@ import pytest
 
 from mptify.errors import BadSpec
 from mptify.recipe import baseline_of, find_recipe, make_recipe, recipe_names, to_yaml, with_settings
+from mptify.spec import TicketSpec
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,9 @@ def test_edge_popup_keeps_the_weights_bits():
     ("settings", "lr"),
     [
         ({}, 0.01),
+        ({"ticket": {"bits": "1/1"}}, 0.03),
+        ({"ticket": TicketSpec(bits="1/1")}, 0.03),
+        ({"ticket": {"bits": "1/1"}, "optimizer": "sgd"}, 0.1),
         ({"optimizer": "sgd"}, 0.1),
         ({"method": "dense"}, 0.001),
         ({"method": "dense", "optimizer": "sgd"}, 0.05),
