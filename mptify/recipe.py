@@ -46,7 +46,9 @@ class SearchSpec(BaseModel):
     accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="What changes the scores.")
     lr: float = Field(
-        0.01, gt=0, description="The largest learning rate. Unless given: 0.01 for Adam, 0.03 in 1/1, 0.1 for SGD; of dense training 0.001 and 0.05."
+        0.01,
+        gt=0,
+        description="The largest learning rate. Unless given: 0.01 for Adam, 0.03 in 1/1, 0.1 for SGD; of dense training 0.001 and 0.05.",
     )
     relative: bool = Field(
         True, description="With Adam: count lr in sizes of each layer's first scores, so that all layers move alike; else as it is."
