@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mptify.errors import BadSpec
-from mptify.spec import TicketSpec, check_spec, checked
+from mptify.spec import TicketSpec, as_tuple, check_spec, checked
 
 __all__ = ["DataSpec", "Recipe", "SearchSpec", "find_recipe", "make_recipe", "make_search_spec", "recipe_names", "to_yaml", "with_settings"]
 
@@ -56,7 +56,9 @@ class SearchSpec(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD; the first beta of Adam.")
     nesterov: bool = Field(False, description="Nesterov's momentum, for SGD.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of the kinds of parameters under `decays`.")
-    decays: tuple[Kind, ...] = Field(("scores", "dense", "other"), description="Which parameters decay: scores, norm, bias, other, dense.")
+    decays: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = Field(
+        ("scores", "dense", "other"), description="Which parameters decay: scores, norm, bias, other, dense."
+    )
     schedule: Literal["cosine", "constant"] = Field("cosine", description="What the learning rate does after the warm-up.")
     warmup: float = Field(0.0, ge=0, description="Epochs in which the learning rate rises from 0.")
     prune_ramp: float = Field(0.0, ge=0, description="Epochs in which the pruned fraction rises to its value, along a cubic curve.")
@@ -68,7 +70,9 @@ class SearchSpec(BaseModel):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the order of images, of augmentation and of dropout.")
     checkpoint_minutes: float = Field(5.0, gt=0, description="Minutes between checkpoints within an epoch.")
     checkpoint_steps: int | None = Field(None, ge=1, description="Steps between checkpoints within an epoch, instead of minutes.")
-    trackers: tuple[str, ...] = Field((), description="Accelerate's trackers to log to: tensorboard, wandb, ...")
+    trackers: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
+        (), description="Accelerate's trackers to log to: tensorboard, wandb, ..."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -100,8 +104,10 @@ class DataSpec(BaseModel):
         "digits",
         description="digits, arrays:FILE.npz, cifar10[:FOLDER], cifar100[:FOLDER], imagefolder:FOLDER, imagenet:FOLDER or timm:NAME.",
     )
-    train_images: int | None = Field(None, ge=1, description="Use only the first so many training images.")
-    val_images: int | None = Field(None, ge=1, description="Use only the first so many validation images.")
+    train_images: int | None = Field(
+        None, ge=1, description="Use only so many training images: the first ones in memory, any from folders."
+    )
+    val_images: int | None = Field(None, ge=1, description="Use only so many validation images, chosen likewise.")
     crop: int = Field(0, ge=0, description="Pixels of padding from which images in memory are cropped at random.")
     flip: bool = Field(False, description="Flip half of the training images.")
     size: int | None = Field(None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given.")
@@ -139,7 +145,7 @@ def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
             if unknown:
                 raise BadSpec(f"baseline.{sorted(unknown)[0]}: a baseline shares this with its search.")
             try:
-                baseline_of(recipe)
+                _consistent(baseline_of(recipe))
             except BadSpec as error:
                 raise BadSpec(f"baseline: {error}") from None
     except BadSpec as error:
@@ -228,7 +234,7 @@ def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[s
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             value = text
-        *sections, last = key.strip().split(".")
+        sections, last = _path(key.strip())
         inside = changed
         for section in sections:
             inner = inside.get(section)
@@ -239,6 +245,15 @@ def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[s
             inside = inside[section]
         inside[last] = _number(value)
     return changed
+
+
+def _path(key: str) -> tuple[list[str], str]:
+    """The sections that a key lies in, and its name there; layers' names have dots of their own."""
+    before, overrides, layer = key.partition(".prune_overrides.")
+    if overrides:
+        return [*before.split("."), "prune_overrides"], layer
+    *sections, last = key.split(".")
+    return sections, last
 
 
 def _number(value: Any) -> Any:

@@ -11,18 +11,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mptify.errors import BadSpec
 
-__all__ = ["TicketSpec", "check_spec", "checked", "make_spec"]
+__all__ = ["TicketSpec", "as_tuple", "check_spec", "checked", "make_spec"]
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
+    """One name says the same as a list of one."""
     return (value,) if isinstance(value, str) else value
 
 
-Patterns = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 
 
 class TicketSpec(BaseModel):
@@ -57,7 +58,7 @@ class TicketSpec(BaseModel):
     sign_width: float = Field(1.0, gt=0, allow_inf_nan=False, description="Width t of the estimator behind each sign.")
     include: Patterns = Field((), description="Convert only the layers that one of these patterns matches.")
     exclude: Patterns = Field((), description="Leave the layers dense that one of these patterns matches.")
-    dense: Annotated[tuple[Literal["first", "last", "depthwise"], ...], BeforeValidator(_as_tuple)] = Field(
+    dense: Annotated[tuple[Literal["first", "last", "depthwise"], ...], BeforeValidator(as_tuple)] = Field(
         (), description="Kinds of layers to leave dense."
     )
     strict: bool = Field(False, description="Raise where a conv or linear weight could not be converted.")

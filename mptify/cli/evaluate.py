@@ -31,8 +31,8 @@ def evaluate(
     from mptify.recipe import DataSpec, with_settings
     from mptify.spec import checked
     from mptify.ticket.store import load, read
-    from mptify.training.data import load_data
     from mptify.training.evaluation import evaluate as measure
+    from mptify.training.sources import is_in_files, load_data
     from mptify.training.start import require_fit
 
     if threads is not None:
@@ -42,17 +42,19 @@ def evaluate(
     ticket = read(file)
     recipe = ticket.notes.get("recipe")
     settings: dict[str, Any] = dict(recipe.get("data", {})) if isinstance(recipe, dict) and isinstance(recipe.get("data"), dict) else {}
+    seen = ticket.notes.get("input")
     if data is not None:
-        settings = {key: value for key, value in settings.items() if key in ("size", "workers")} | {"source": data}
+        settings = {"source": data} | ({"workers": settings["workers"]} if "workers" in settings else {})
+        if is_in_files(data) and isinstance(seen, dict):
+            settings["size"] = seen["shape"][-1]
     if "source" not in settings:
         raise MptifyError(f"{file}: does not say what it was searched on; --data names the images.")
-    _, images = load_data(checked(DataSpec, with_settings(settings, changes or [])))
-    seen = ticket.notes.get("input")
+    _, images = load_data(checked(DataSpec, with_settings(settings, changes or [])), only_val=True)
     if images.mean and isinstance(seen, dict) and len(seen.get("mean", ())) == len(images.mean):  # as its network saw them
         images.mean, images.deviation = tuple(seen["mean"]), tuple(seen["std"])
     try:
         model = load(file, device=device)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter from builds of torch that know no such device
         raise MptifyError(f"--device {device}: {first_line(error)}.") from None
     require_fit(model, images, device)
     out = console()

@@ -53,6 +53,7 @@ class Progress(Watcher):
         self.task: Any = None
         self.flipped: float | None = None
         self.text = ""
+        self.told = time.monotonic()
 
     def __enter__(self) -> Progress:
         self.bars.start()
@@ -75,6 +76,8 @@ class Progress(Watcher):
                 self.text += f"  flipped {100 * self.flipped:.1f} %"
         place = f"{self.title} {epoch + 1}/{self.spec.epochs}"
         self.bars.update(self.task, completed=epoch * self.steps + step, description=place, text=self.text)
+        if not self.live and time.monotonic() - self.told > 60:
+            self._line(f"{place}  step {step}/{self.steps}  {self.text}")
 
     def epoch(self, row: dict[str, Any]) -> None:
         self.flipped, self.epoch_began = row.get("flipped"), time.monotonic()
@@ -88,6 +91,7 @@ class Progress(Watcher):
         self._line(f"alarm: {text}")
 
     def _line(self, text: str) -> None:
+        self.told = time.monotonic()
         if self.live:
             self.console.print(text, highlight=False, markup=False)
         else:

@@ -54,7 +54,7 @@ def search(
         import torch
 
         torch.set_num_threads(threads)
-    _run(_settings(what, recipe, data, changes or [], baseline, out if resume else None), out, resume)
+    _run(_settings(what, recipe, data, changes or [], baseline, out if resume else None), out, resume, threads)
 
 
 def _settings(
@@ -109,14 +109,14 @@ _QUESTIONS = {
 }
 
 
-def _run(recipe: Any, out: Path | None, resume: bool) -> None:
+def _run(recipe: Any, out: Path | None, resume: bool, threads: int | None) -> None:
     from mptify import catalog
     from mptify.cli.progress import Progress, is_main, say
     from mptify.recipe import baseline_of
     from mptify.training import search as run_search
     from mptify.training.accelerating import meet
-    from mptify.training.data import load_data
     from mptify.training.run import Run, free_folder
+    from mptify.training.sources import load_data
     from mptify.training.start import architecture_of, build_network
 
     entry = catalog.resolve(recipe.model)
@@ -137,22 +137,24 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
         with Progress(recipe.method) as progress:
             result = run_search(network, train, val, recipe, out=folder, resume=resume, architecture=built, watcher=progress)
         if not result.finished:
-            _stopped(folder)
+            _stopped(folder, threads)
     if recipe.baseline is not None:
         dense = baseline_of(recipe)
         with Progress("dense") as progress:
             network = build_network(built, dense)
             other = run_search(network, train, val, dense, out=below, resume=again, watcher=progress)
         if not other.finished:
-            _stopped(folder)
+            _stopped(folder, threads)
     if is_main():
         _summary(Run(folder), recipe)
 
 
-def _stopped(folder: Path) -> None:
-    from mptify.cli.progress import say
+def _stopped(folder: Path, threads: int | None) -> None:
+    from mptify.cli.progress import processes, say
 
-    say(f"Stopped and saved. `mptify search --resume --out {folder}` goes on to the bit where this ended.")
+    launch = f"accelerate launch --num_processes {processes()} ... -m mptify" if processes() > 1 else "mptify"
+    alike = f" --threads {threads}" if threads else ""
+    say(f"Stopped and saved. `{launch} search --resume --out {folder}{alike}` goes on to the bit where this ended.")
     raise typer.Exit(130)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from torch import Tensor, nn
+
 from mptify.errors import MptifyError
 from mptify.recipe import SearchSpec
 
-__all__ = ["accelerator_for", "flat", "meet", "processes_asked_for"]
+__all__ = ["Whole", "accelerator_for", "flat", "meet", "processes_asked_for"]
 
 
 def meet() -> None:
@@ -55,6 +57,9 @@ def accelerator_for(spec: SearchSpec, out: Any) -> Any:
             "`accelerate launch --cpu` starts one process, however many it is asked for; "
             "`ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2` starts two, on CPUs."
         )
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if asked not in ("no", spec.precision):
+        raise MptifyError(f"The launcher asks for {asked}, the search for precision={spec.precision!r}; set precision={asked} there too.")
     AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
     try:
         accelerator = Accelerator(
@@ -85,3 +90,14 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + key] = value if isinstance(value, (int, float, str, bool)) else str(value)
     return found
+
+
+class Whole(nn.Module):
+    """What Accelerate wraps and casts; the network in it keeps its own `forward`, and is judged as its ticket will run: in float32."""
+
+    def __init__(self, network: Any):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Any:
+        return self.network(images)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from mptify.errors import BadData
 from mptify.training.data import Images, evaluation_batches
 
-__all__ = ["Evaluation", "evaluate", "judging", "logits_of"]
+__all__ = ["Evaluation", "evaluate", "judging", "logits_of", "loss_of"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,14 @@ def logits_of(output: Any) -> Tensor:
         what = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise BadData(f"A search needs a network that gives one row of class scores per image; this one gives {what}.")
     return output
+
+
+def loss_of(output: Any, labels: Tensor, smoothing: float) -> Tensor:
+    """Summed cross-entropy; auxiliary heads count 0.3, as in the papers that have them."""
+    heads = [head for head in (output if isinstance(output, (tuple, list)) else [output]) if isinstance(head, Tensor)]
+    logits_of(output)
+    losses = [F.cross_entropy(head.float(), labels, reduction="sum", label_smoothing=smoothing) for head in heads]
+    return losses[0] + 0.3 * sum(losses[1:]) if len(losses) > 1 else losses[0]
 
 
 def evaluate(

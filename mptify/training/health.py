@@ -32,9 +32,8 @@ class Masks:
         """Take the masks of an epoch's end; which share of the survivors was not among them at its beginning?"""
         now, fresh = self._now(), 0
         for name, bits in now.items():
-            changed = int(np.unpackbits(bits & ~self.packed[name]).sum())
-            self.still[name] = 0 if changed else self.still[name] + 1
-            fresh += changed
+            fresh += int(np.unpackbits(bits & ~self.packed[name]).sum())
+            self.still[name] = self.still[name] + 1 if np.array_equal(bits, self.packed[name]) else 0
         self.packed = now
         return fresh / max(1, sum(layer.kept for layer in self.layers.values()))
 

@@ -16,24 +16,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from mptify.errors import BadData, MptifyError
+from mptify.errors import BadData, Disagreement, MptifyError
 from mptify.recipe import Recipe, SearchSpec, make_search_spec, to_yaml
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
-from mptify.surgery.trainable import parameter_kinds
 from mptify.ticket.format import Architecture
 from mptify.ticket.store import ticket_of, write
-from mptify.training.accelerating import accelerator_for, flat
-from mptify.training.data import Images, as_pair, batches_of, evaluation_batches, mixed, training_batches
-from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of
+from mptify.training.accelerating import Whole, accelerator_for, flat
+from mptify.training.data import Images, as_pair, batches_of, first_images, images_in_step, mixed, training_batches
+from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of, loss_of
 from mptify.training.health import Masks, constant_layers, require_agreement
-from mptify.training.optimizer import make_optimizer, optimizer_state, restore_optimizer_
+from mptify.training.optimizer import make_optimizer
 from mptify.training.process import keep_freed_memory, stoppable
 from mptify.training.run import Run
 from mptify.training.schedule import learning_rate, prune_share
 from mptify.training.start import prepared, require_fit
+from mptify.training.state import changing, fingerprint, optimizer_state, restore_optimizer_
 
 __all__ = ["Result", "Watcher", "search", "steps_of"]
 
@@ -77,6 +76,7 @@ def search(
     resume: bool = False,
     architecture: Architecture | None = None,
     watcher: Watcher | None = None,
+    workers: int = 0,
 ) -> Result:
     """Search a ticket in `model` and return it; the model passed in stays as it is.
 
@@ -85,13 +85,13 @@ def search(
     `train` and `val` are pairs (uint8 images, labels) or map-style data sets. `spec` holds the fields of
     [`SearchSpec`][mptify.SearchSpec]: `{"epochs": 5, "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.8}}`. With `out`, a
     folder receives metrics, checkpoints and the tickets, and Ctrl-C or SIGTERM saves and returns a result that is not `finished`; with
-    `resume`, a run that was stopped there goes on. A `watcher` sees each step and epoch go by.
+    `resume`, a run that was stopped there goes on. A `watcher` sees each step and epoch go by. `workers` processes read a data set.
     """
     if hasattr(model, "ticket_plan"):  # its own settings count
         own = {"ticket": plan_of(model).spec}
         spec = spec.model_copy(update=own) if isinstance(spec, SearchSpec) else {**(spec or {}), **own}
     spec = make_search_spec(spec)
-    pair = as_pair(train, val)
+    pair = as_pair(train, val, workers)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return _Search(model, *pair, spec, out, resume, architecture, watcher or Watcher()).go()
 
@@ -127,19 +127,20 @@ class _Search:
         self.network = prepared(model, spec).to(self.device)
         for images in (train, val):
             require_fit(self.network, images, self.device)
-        self.sample = next(evaluation_batches(val, 32, rank=0, world=1, device=self.device))[0]
+        self.sample = first_images(val, 32, self.device)
         self.layers = {layer.ticket_name: layer for layer in ticket_layers(self.network).values()}
         self.masks = Masks(self.network)
-        self.first_masks = self.masks.digest()
         self.averages = {name: layer.scores.detach().clone() for name, layer in self.layers.items()} if spec.ema else {}
         self.epoch = self.step = 0
-        self.sums = torch.zeros(3, dtype=torch.float64)  # loss, right answers and images so far in this epoch, of this process
+        at_hand = self.device if self.device.type != "mps" else "cpu"  # which has no float64
+        self.sums = torch.zeros(3, dtype=torch.float64, device=at_hand)  # loss, right answers, images so far, of this process
         self.rows: list[dict[str, Any]] = []
         self.alarms: list[str] = []
         self.run = self._open(out, resume)
+        self.identity = fingerprint(self.network) if self.run else ""
         optimizer = make_optimizer(self.network, spec)
-        forward = torch.compile(self.network) if spec.compile else self.network
-        self.forward, self.optimizer = self.accelerator.prepare(forward, optimizer)
+        whole = Whole(torch.compile(self.network) if spec.compile else self.network)
+        self.forward, self.optimizer = self.accelerator.prepare(whole, optimizer)
         self.resume = resume
 
     # -- the whole of it ----------------------------------------------------------------------------------------------
@@ -148,6 +149,7 @@ class _Search:
         try:
             if self.resume:
                 self._restore_()
+                self._require_one_place()
             return self._go()
         finally:
             for tracker in self.accelerator.trackers:  # `end_training` would end the processes' connection too: a baseline needs it
@@ -177,7 +179,6 @@ class _Search:
     def _result(self, finished: bool) -> Result:
         last = self.rows[-1]["val_accuracy"] if self.rows else float("nan")
         self._take_(self.averages)
-        self.accelerator.unwrap_model(self.forward, keep_fp32_wrapper=False)
         folder = self.run.folder if self.run else None
         return Result(self.network.eval(), last, self._best(), self.rows, self.alarms, folder, finished)
 
@@ -199,8 +200,8 @@ class _Search:
                 total, right, count = self.sums.tolist()
                 loss, accuracy = self._finite(total / count), right / count
             self.watcher.step(self.epoch, self.step, seen, loss, accuracy)
-            due = self.step % spec.checkpoint_steps == 0 if spec.checkpoint_steps else now - saved > 60 * spec.checkpoint_minutes
-            asked, due = self._agreed(bool(stop), due)
+            asked, due = self._agreed(bool(stop), not spec.checkpoint_steps and now - saved > 60 * spec.checkpoint_minutes)
+            due |= spec.checkpoint_steps is not None and self.step % spec.checkpoint_steps == 0
             if asked or (due and self.step < self.steps):
                 self._save()
                 saved = now
@@ -220,7 +221,10 @@ class _Search:
         return values if self.world == 1 else self.accelerator.reduce(values.to(self.device), "sum")
 
     def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
-        """The same for all processes, in the same step: stop if one was asked to, save if the first one's clock says so."""
+        """The same for all processes: stop if one was asked to, save if the first one's clock says so. They wait for each other
+        to agree, so several do it in every eighth step only."""
+        if self.world > 1 and self.step % 8 and self.step < self.steps:
+            return False, False
         asked, due = self._sum_up(torch.tensor([int(stop), int(save and self.main)])).tolist()
         return bool(asked), bool(due)
 
@@ -231,17 +235,17 @@ class _Search:
             group["lr"] = learning_rate(spec, at) * group["scale"]
         self._set_prune(at)
         torch.manual_seed(mixed(spec.seed, self.epoch, self.step, self.rank))  # dropout and the like
-        images = _images_in_step(len(self.train), self.steps, self.step)
+        images = images_in_step(len(self.train), self.steps, self.step)
         parts = list(zip(pixels.tensor_split(spec.accumulate), labels.tensor_split(spec.accumulate), strict=True))
         for number, (some, theirs) in enumerate(parts):
             last = number == len(parts) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.forward):
                 output = self.forward(some)
-                total = _loss(output, theirs, spec.label_smoothing)
+                total = loss_of(output, theirs, spec.label_smoothing)
                 # DistributedDataParallel averages over processes, whose shares may differ by one image.
                 self.accelerator.backward(total * (self.world / images))
             right = (logits_of(output).detach().argmax(1) == theirs).sum()
-            self.sums += torch.stack([total.detach(), right, right.new_tensor(len(theirs))]).cpu().double()
+            self.sums += torch.stack([total.detach(), right, right.new_tensor(len(theirs))]).to(self.sums)
         if spec.clip is not None:
             self.accelerator.clip_grad_norm_(self.forward.parameters(), spec.clip)
         self.optimizer.step()
@@ -307,8 +311,8 @@ class _Search:
 
     def _evaluate(self) -> Evaluation:
         return evaluate(
-            self.network, self.val, max(256, self.spec.batch // self.world), self.device, rank=self.rank, world=self.world,
-            sum_up=self._sum_up,
+            self.network, self.val, 4 * max(1, self.spec.batch // (self.world * self.spec.accumulate)), self.device,
+            rank=self.rank, world=self.world, sum_up=self._sum_up,
         )  # fmt: skip
 
     def _row(self, loss: float, accuracy: float, found: Evaluation, flipped: float) -> dict[str, Any]:
@@ -374,6 +378,7 @@ class _Search:
             try:
                 run = Run.again(Path(out)) if resume else Run.begin(Path(out), to_yaml(self.spec))
                 run.lock()
+                run.sweep()
                 run.require_same(self.spec.model_dump(mode="json"))
             except MptifyError as error:
                 trouble.append(error)
@@ -383,7 +388,7 @@ class _Search:
         if trouble:
             raise trouble[0]
         if failed:
-            raise SystemExit(1)  # process 0 has said why
+            raise MptifyError(f"Process 0 could not open {out}.")
         return run or Run(Path(out))
 
     def _save(self) -> None:
@@ -393,7 +398,7 @@ class _Search:
         sums = self._sum_up(self.sums).tolist() if self.step else [0.0, 0.0, 0.0]
         if not self.main:
             return
-        tensors = {f"model.{name}": tensor for name, tensor in _changing(self.network)}
+        tensors = {f"model.{name}": tensor for name, tensor in changing(self.network)}
         values, plain = optimizer_state(self.optimizer.optimizer)
         tensors |= values
         tensors |= {f"average.{name}": mean for name, mean in self.averages.items()}
@@ -401,7 +406,8 @@ class _Search:
         scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
         state = {
             "epoch": self.epoch, "step": self.step, "sums": sums, "still": self.masks.still, "alarms": self.alarms, "optimizer": plain,
-            "scaler": scaler, "rows": self.rows, "first_masks": self.first_masks, "steps": self.steps,
+            "scaler": scaler, "rows": self.rows, "network": self.identity, "steps": self.steps, "threads": torch.get_num_threads(),
+            "processes": self.world,
         }  # fmt: skip
         self.run.write_checkpoint(tensors, state)
 
@@ -411,10 +417,10 @@ class _Search:
         if found is None:
             return
         tensors, state = found
-        if state["first_masks"] != self.first_masks or state["steps"] != self.steps:
+        if state["network"] != self.identity or state["steps"] != self.steps:
             raise MptifyError(f"{self.run.folder}: its checkpoint is of another network or of other data than the run is resumed with.")
         with torch.no_grad():
-            for name, tensor in _changing(self.network):
+            for name, tensor in changing(self.network):
                 tensor.copy_(tensors[f"model.{name}"])
             for name, mean in self.averages.items():
                 mean.copy_(tensors[f"average.{name}"])
@@ -424,27 +430,16 @@ class _Search:
         self.masks.restore_(tensors, state["still"])
         self.epoch, self.step, self.rows, self.alarms = state["epoch"], state["step"], state["rows"], state["alarms"]
         if self.main:  # the sums are those of all processes
-            self.sums = torch.tensor(state["sums"], dtype=torch.float64)
+            self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
+        for what, now in (("threads", torch.get_num_threads()), ("processes", self.world)):
+            if state[what] != now:
+                self.watcher.alarm(f"the run was stopped with {state[what]} {what} and goes on with {now}: its bytes will be others.")
 
-
-def _changing(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All that a step may change; frozen weights come with the network."""
-    frozen = {name for name, kind in parameter_kinds(network).items() if kind == "frozen"}
-    yield from ((name, parameter) for name, parameter in network.named_parameters() if name not in frozen)
-    yield from network.named_buffers()
-
-
-# -- within a step ---------------------------------------------------------------------------------------------------------
-
-
-def _loss(output: Any, labels: Tensor, smoothing: float) -> Tensor:
-    """Summed cross-entropy; auxiliary heads count 0.3, as in the papers that have them."""
-    heads = [head for head in (output if isinstance(output, (tuple, list)) else [output]) if isinstance(head, Tensor)]
-    logits_of(output)
-    losses = [F.cross_entropy(head.float(), labels, reduction="sum", label_smoothing=smoothing) for head in heads]
-    return losses[0] + 0.3 * sum(losses[1:]) if len(losses) > 1 else losses[0]
-
-
-def _images_in_step(count: int, steps: int, step: int) -> int:
-    """How many images `torch.tensor_split` puts into one of the epoch's batches."""
-    return count // steps + (step < count % steps)
+    def _require_one_place(self) -> None:
+        """Raise unless all processes found the same checkpoint."""
+        places = self.accelerator.gather(torch.tensor([[self.epoch, self.step]], device=self.device)).tolist()
+        for rank, place in enumerate(places):
+            if place != places[0]:
+                raise Disagreement(
+                    f"Process {rank} found another checkpoint than process 0: every process must see the same folder of the run."
+                )

@@ -1,4 +1,4 @@
-"""The optimizer of a search, and its state as tensors by name, so that a checkpoint needs no pickle."""
+"""The optimizer of a search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mptify.recipe import SearchSpec
 from mptify.surgery.trainable import parameter_kinds
 
-__all__ = ["make_optimizer", "optimizer_state", "restore_optimizer_"]
+__all__ = ["make_optimizer"]
 
 
 def make_optimizer(network: nn.Module, spec: SearchSpec) -> torch.optim.Optimizer:
@@ -25,7 +25,8 @@ def make_optimizer(network: nn.Module, spec: SearchSpec) -> torch.optim.Optimize
     found: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
-            decay = spec.weight_decay if kinds[name] in spec.decays else 0.0
+            kind = "bias" if kinds[name] == "dense" and parameter.dim() <= 1 else kinds[name]
+            decay = spec.weight_decay if kind in spec.decays else 0.0
             scale = _size(parameter) if relative and kinds[name] == "scores" else 1.0
             found.setdefault((decay, scale), []).append(parameter)
     groups: list[dict[str, Any]] = [{"params": these, "weight_decay": decay, "scale": scale} for (decay, scale), these in found.items()]
@@ -38,32 +39,3 @@ def make_optimizer(network: nn.Module, spec: SearchSpec) -> torch.optim.Optimize
 def _size(scores: Tensor) -> float:
     """The largest, to two digits: layers of the same fan-in then share a group, and the optimizer's loop stays short."""
     return float(f"{float(scores.detach().abs().max()):.2g}")
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and what is no tensor."""
-    tensors: dict[str, Tensor] = {}
-    plain: dict[str, Any] = {}
-    for number, parameter in enumerate(_parameters(optimizer)):
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{number}.{key}"] = value
-            else:
-                plain[f"optimizer.{number}.{key}"] = value
-    return tensors, plain
-
-
-def restore_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
-    """Put back what `optimizer_state` gave."""
-    parameters = _parameters(optimizer)
-    for name, value in [*tensors.items(), *plain.items()]:
-        if name.startswith("optimizer."):
-            _, number, key = name.split(".", 2)
-            parameter = parameters[int(number)]
-            if isinstance(value, Tensor):
-                value = value.to(parameter.device) if value.dim() else value.clone()
-            optimizer.state[parameter][key] = value

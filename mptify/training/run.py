@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,6 @@ class Run:
         run = cls(folder)
         if not run.recipe.is_file():
             raise MptifyError(f"{folder} holds no run to resume.")
-        for torn in folder.glob(".mptify-*.part"):  # whoever was killed while writing
-            torn.unlink(missing_ok=True)
         return run
 
     def lock(self) -> None:
@@ -67,13 +66,22 @@ class Run:
         with contextlib.suppress(ImportError):  # where there is no such lock, there is none
             import fcntl
 
-            handle = self.recipe.open("rb")
+            handle = self.recipe.open("r+b")  # over NFS, a lock needs a file that may be written
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 handle.close()
                 raise RunExists(f"{self.folder}: another process is searching there.") from None
+            except OSError:  # a file system without locks
+                handle.close()
+                return
             self._lock = handle
+            os.register_at_fork(after_in_child=handle.close)  # workers that outlive a killed run don't hold its lock
+
+    def sweep(self) -> None:
+        """Remove what a writer left that was killed; only whoever holds the lock may."""
+        for torn in self.folder.glob(".mptify-*.part"):
+            torn.unlink(missing_ok=True)
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -107,7 +115,7 @@ class Run:
 
     def write_dense(self, which: str, network: nn.Module) -> None:
         """A densely trained network's state, for whoever wants it."""
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+        state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}  # tied ones apart
         write_whole(self.folder / f"{which}.safetensors", safetensors.torch.save(state))
 
     # -- metrics ------------------------------------------------------------------------------------------------------

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from mptify import catalog
-from mptify.errors import BadData, BadSpec, MptifyError
+from mptify.errors import BadData, BadSpec, MptifyError, TicketMismatch, first_line
 from mptify.layers import Ticketed
 from mptify.recipe import Recipe, SearchSpec
 from mptify.surgery import ticket_layers, transform, with_norms
 from mptify.ticket.format import Architecture, Ticket
 from mptify.ticket.store import read, require_match
-from mptify.training.data import Images, training_batches
+from mptify.training.data import Images, first_images, sizes
 from mptify.training.evaluation import judging, logits_of
 
 __all__ = ["architecture_of", "begin_with_", "build_network", "prepared", "require_fit"]
@@ -39,9 +40,7 @@ def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
         except MptifyError:
             raise
         except Exception as error:  # whatever a builder makes of sizes that it was never built with
-            raise BadSpec(
-                f"{architecture} can't be built with {architecture.arguments}: {str(error).splitlines()[0].rstrip('.')}."
-            ) from error
+            raise BadSpec(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
     if dense:
         return network
     ticketed = transform(network, **dict(recipe.spec))
@@ -54,6 +53,8 @@ def begin_with_(model: nn.Module, ticket: Ticket) -> None:
     """Let a fresh ticket model begin with a ticket's masks and floats: survivors take the largest of the first scores' magnitudes."""
     require_match(model, ticket)
     layers = list({one.ticket_name: one for one in ticket_layers(model).values()}.values())
+    for layer in layers:
+        _require_same_weights(layer, ticket)
     together = [layers] if any(layer.threshold is not None for layer in layers) else [[layer] for layer in layers]
     with torch.no_grad():
         for some in together:  # those that are ranked together
@@ -69,6 +70,18 @@ def begin_with_(model: nn.Module, ticket: Ticket) -> None:
         state = model.state_dict()
         for name, value in ticket.floats.items():
             state[name].copy_(torch.from_numpy(value.copy()))
+
+
+def _require_same_weights(layer: Any, ticket: Ticket) -> None:
+    """Survivors mean nothing on other weights than the ticket was cut from."""
+    stored = ticket.layers[layer.ticket_name]
+    frozen = layer.frozen.detach().cpu().numpy()[stored.mask]
+    other_signs = stored.signs is not None and (np.signbit(frozen) != stored.signs).any()
+    if other_signs or (stored.values is not None and (frozen != stored.values).any()):
+        raise TicketMismatch(
+            f"{layer.ticket_name}: the ticket was cut from other weights than this network begins with, and its file holds the survivors' "
+            "only; such a ticket can't be searched on from."
+        )
 
 
 def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:
@@ -90,14 +103,13 @@ def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:
 
 def require_fit(network: nn.Module, images: Images, device: Any) -> None:
     """Say before the first step, not in it, that images and network don't fit."""
-    sample = next(iter(training_batches(images, 2, 0, 0, first=0, rank=0, world=1, device=device)))[0]
+    sample = first_images(images, 2, device)
     with judging(network):
         try:
             logits = logits_of(network(sample))
         except MptifyError:
             raise
         except Exception as error:  # whatever torch says of a wrong shape
-            sizes = "×".join(map(str, sample.shape[1:]))
-            raise BadData(f"The network can't take images of {sizes}: {str(error).splitlines()[0].rstrip('.')}.") from error
+            raise BadData(f"The network can't take images of {sizes(tuple(sample.shape[1:]))}: {first_line(error)}.") from error
     if logits.shape[1] < images.classes:
         raise BadData(f"The data has {images.classes} classes, and the network tells only {logits.shape[1]} apart.")

@@ -18,8 +18,8 @@ import sklearn.datasets
 from mptify import catalog
 from mptify.recipe import find_recipe, make_recipe, with_settings
 from mptify.training import search
-from mptify.training.data import load_data
 from mptify.training.run import Run
+from mptify.training.sources import load_data
 from mptify.training.start import architecture_of, build_network
 
 KILLS = 10

@@ -21,6 +21,7 @@ import mptify
 from mptify.cli import app
 from mptify.cli.inspect import _layer_table
 from mptify.errors import MptifyError
+from mptify.models import conv2
 from mptify.ticket.store import read_both
 from mptify.ticket.summary import summarize
 
@@ -110,6 +111,14 @@ def test_a_search_from_a_searched_ticket_takes_its_recipe(here):
     assert (notes["batch"], notes["data"]["train_images"], notes["ticket"]["bn"]) == (50, 200, "insert")
 
 
+def test_a_ticket_of_other_weights_is_not_gone_on_from(here):
+    """A file holds the survivors of weights that no seed says, and not the others."""
+    built = {"in_chans": 1, "input_size": 8}
+    torch.manual_seed(5)  # the search builds its network from the ticket's seed
+    mptify.save(mptify.transform(conv2(**built), init="keep"), "kept.ticket", "mptify:conv2", arguments=built)
+    assert "was cut from other weights" in str(run("search", "kept.ticket", "--data", "digits", *QUICK).exception)
+
+
 def test_what_the_network_saw_is_in_the_ticket(here):
     """Enough to use it without mptify's data: pixels from 0 to 1, less the mean, over the deviation."""
     works("search", *QUICK)
@@ -152,6 +161,7 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
     works("search", "timm:test_resnet", "--data", "imagefolder:photos", *settings, "--out", "run")
     assert mptify.read("run/last.ticket").notes["labels"] == ["cat", "dog"]
     works("eval", "run/last.ticket")
+    (here / "photos/train").rename(here / "elsewhere")  # only what is judged on is needed
     works("eval", "run/last.ticket", "--data", "imagefolder:photos", "--set", "val_images=3")
 
 
@@ -173,7 +183,8 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
         (["search", "--resume"], "runs holds no run that was stopped before its end"),
         (["search", "--resume", "--set", "lr=1"], "--resume takes everything but --out and --threads from the folder"),
         (["search", "--resume", "--out", "nowhere"], "nowhere holds no run to resume"),
-        (["search", "--set", "trackers=[nothing]"], "Accelerate can't be set up"),
+        (["search", "--set", "trackers=nothing"], "Accelerate can't be set up"),
+        (["search", "--set", "data.size=32"], "data.size is for images from files"),
         (["eval", "none.ticket"], "can't be read"),
         (["search", "mptify:conv8", "--data", "digits"], "images of 8 pixels are too small for 4 max-pools"),
         (["search", "--set", "compile=true", "--set", "prune_ramp=2"], "leave one of them out"),
@@ -207,7 +218,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(here):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130
-    assert "Stopped and saved. `mptify search --resume --out runs/conv2-digits`" in errors
+    assert "Stopped and saved. `mptify search --resume --out runs/conv2-digits --threads 1`" in errors
     (here / "runs/conv2-digits/recipe.yaml").write_text(
         (here / "runs/conv2-digits/recipe.yaml").read_text().replace("epochs: 400", "epochs: 4")
     )

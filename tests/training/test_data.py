@@ -1,14 +1,19 @@
 """Images: who sees which, when, and what is said of bad ones before the first step."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
 
 from mptify.errors import BadData
 from mptify.recipe import DataSpec
-from mptify.training.data import as_images, batches_of, evaluation_batches, load_data, training_batches
+from mptify.training.data import as_images, batches_of, evaluation_batches, training_batches
+from mptify.training.sources import load_data
 
 
 def numbered(count=103, size=6, **changes):
@@ -165,6 +170,49 @@ def test_a_data_set_of_timm_is_found_by_name(folder):
     assert next(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))[0].shape == (6, 3, 16, 16)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_data_set_of_timm_numbers_its_classes_alike(folder):
+    for path in (folder / "val/cat").iterdir():
+        path.unlink()
+    with pytest.raises(BadData, match="'cat' is in one of them only"):
+        load_data(spec(source=f"timm:folder:{folder}", size=16))
+
+
+def test_some_images_of_a_folder_are_of_all_classes(folder):
+    train, val = load_data(spec(source=f"imagefolder:{folder}", size=16, train_images=6, val_images=3, workers=0))
+    assert (len(train), len(val)) == (6, 3)
+    assert {int(label) for _, labels in epoch(train, batch=2) for label in labels} == {0, 1}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_that_breaks_later_is_named(folder, workers):
+    train, _ = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=workers))
+    cut_short(folder)
+    (folder / "train/cat/short.jpg").replace(folder / "train/cat/3.png")
+    with pytest.raises(BadData, match=r"3\.png: can't be read") as caught:
+        epoch(train, batch=4)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_from_folders_are_normalized_as_they_say(folder):
+    _, val = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=0))
+    pixels = next(evaluation_batches(val, 2, rank=0, world=1, device="cpu"))[0]
+    assert torch.allclose(pixels[1, :, 8, 8], (torch.tensor([20, 235, 128]) / 255 - torch.tensor(val.mean)) / torch.tensor(val.deviation))
+    val.mean, val.deviation = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    plain = next(evaluation_batches(val, 2, rank=0, world=1, device="cpu"))[0]
+    assert torch.allclose(plain[1, :, 8, 8] * 255, torch.tensor([20.0, 235, 128]))
+
+
+def test_statistics_are_those_of_the_pixels():
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 6, 5, 3), dtype=np.uint8)
+    pixels[..., 2] = 7
+    images = as_images((pixels, np.arange(40) % 2), "train")
+    values = pixels / 255
+    assert np.allclose(images.mean, values.mean((0, 1, 2)))
+    assert np.allclose(images.deviation[:2], values.std((0, 1, 2), ddof=1)[:2])
+    assert images.deviation[2] == 1e-3
+
+
 def broken(folder):
     (folder / "train/cat/bad.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 50)
 
@@ -261,3 +309,59 @@ def test_a_loader_is_refused_and_a_data_set_taken():
     assert as_images(files, "train").classes == 3
     with pytest.raises(BadData, match="not int"):
         as_images(3, "train")
+
+
+class Coins(torch.utils.data.Dataset):
+    """Each item is drawn anew, from every generator that a transform may use."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))]).view(3, 1, 1), index % 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_draws_the_same_whoever_reads_it(workers):
+    images = as_images(Coins(), "train", workers)
+    assert images.classes == 3
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    first = torch.cat([pixels for pixels, _ in epoch(images, batch=4)])
+    if not workers:  # workers have generators of their own, but starting them draws a seed
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before[:2]
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    again = torch.cat([pixels for pixels, _ in epoch(as_images(Coins(), "train"), batch=4)])
+    assert torch.equal(first, again)
+    assert len(first.unique()) == 36
+
+
+def test_classes_are_asked_for_and_not_counted(folder):
+    class Unread(ImageFolder):
+        def __getitem__(self, index):
+            assert index == 0, "only the first is looked at"
+            return super().__getitem__(index)
+
+    whole = Unread(str(folder / "train"), ToTensor())
+    assert as_images(torch.utils.data.Subset(whole, [0, 5]), "train").classes == 2
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(Stream(), "a data set with a length and numbers is needed, not Stream"), ([1, 2, 3], "gives a int; a transform may be missing")],
+)
+def test_a_data_set_that_can_not_be_used_is_told(data, words):
+    with pytest.raises(BadData, match=words):
+        as_images(data, "train")
+
+
+def test_a_data_set_without_a_transform_is_told(folder):
+    with pytest.raises(BadData, match="gives a Image; a transform may be missing"):
+        as_images(ImageFolder(str(folder / "train")), "train")

@@ -1,12 +1,14 @@
 """The search itself: what it finds, what it changes, and that it ends the same however often it was interrupted."""
 
 import json
+import multiprocessing
 import os
 import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -17,10 +19,14 @@ from mptify.recipe import make_search_spec
 from mptify.surgery import ticket_layers
 from mptify.surgery.trainable import parameter_kinds
 from mptify.training import loop
-from mptify.training.data import Images, as_pair, load_data
-from mptify.training.health import constant_layers
+from mptify.training.data import Images, as_pair
+from mptify.training.evaluation import evaluate
+from mptify.training.health import Masks, constant_layers
+from mptify.training.optimizer import make_optimizer
 from mptify.training.run import Run
 from mptify.training.schedule import learning_rate, prune_share
+from mptify.training.sources import load_data
+from mptify.training.state import optimizer_state, restore_optimizer_
 
 FAST = {"epochs": 2, "batch": 32, "optimizer": "sgd", "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.6}}
 
@@ -509,3 +515,127 @@ def test_the_same_seed_gives_the_same_bytes(digits, tmp_path):
     files = {name: (tmp_path / name / "last.ticket").read_bytes() for name in "abc"}
     assert files["a"] == files["b"]
     assert files["a"] != files["c"]
+
+
+# -- what else can go wrong -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_not_resumed_on_other_weights(digits, tmp_path):
+    """With `init: keep`, seed and names don't say the weights; of dense training, only names and shapes are fixed."""
+    keep = {"ticket": {"init": "keep"}}
+    stopped(digits, tmp_path / "run", 3, **keep)
+    with pytest.raises(MptifyError, match="of another network"):
+        search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True, **keep)
+    dense = {"method": "dense", "lr": 0.05}
+    stopped(digits, tmp_path / "dense", 3, **dense)
+    with pytest.raises(MptifyError, match="of another network"):
+        search(digits, nn.Sequential(Net(), nn.Identity()), out=tmp_path / "dense", resume=True, **dense)
+
+
+def test_a_living_run_keeps_what_it_is_writing(digits, tmp_path):
+    stopped(digits, tmp_path / "run", 3)
+    alive = Run.again(tmp_path / "run")
+    alive.lock()
+    torn = tmp_path / "run/.mptify-abc.part"
+    torn.write_bytes(b"half a checkpoint")
+    with pytest.raises(RunExists, match="another process is searching there"):
+        search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True)
+    assert torn.exists()
+    alive.unlock()
+    search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True)
+    assert not torn.exists()
+
+
+def test_a_child_that_outlives_a_run_does_not_hold_its_lock(digits, tmp_path):
+    """As the workers that read images do when the search is killed."""
+    stopped(digits, tmp_path / "run", 3)
+    run = Run.again(tmp_path / "run")
+    run.lock()
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.apply(int)  # it lives
+        run.unlock()
+        run.lock()
+    run.unlock()
+
+
+def test_tied_weights_are_trained_densely_too(digits, tmp_path):
+    class Tied(Net):
+        def __init__(self):
+            super().__init__()
+            self.again = nn.Conv2d(12, 12, 3, padding=1)
+            self.more = nn.Conv2d(12, 12, 3, padding=1)
+            self.more.weight = self.again.weight
+
+        def forward(self, x):
+            return self.head(self.middle(self.more(self.again(self.features(x)))).mean((2, 3)))
+
+    search(digits, Tied(), method="dense", epochs=1, out=tmp_path / "run")
+    Tied().load_state_dict(safetensors.torch.load_file(tmp_path / "run/last.safetensors"))
+
+
+def test_mixed_precision_records_what_the_ticket_reaches(digits, tmp_path):
+    """The network is judged as its file will run: in float32."""
+    search(digits, precision="bf16", out=tmp_path / "run", ticket={"bits": "1/1"})
+    ticket = mptify.read(tmp_path / "run/last.ticket")
+    found = evaluate(mptify.load(tmp_path / "run/last.ticket", Net()), digits[1], 64, "cpu")
+    assert found.top1 == ticket.notes["accuracy"]
+
+
+def test_the_launchers_precision_is_not_overruled_in_silence(digits, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(MptifyError, match="The launcher asks for bf16, the search for precision='no'; set precision=bf16 there too"):
+        search(digits)
+
+
+def test_going_on_with_other_threads_is_told(digits, tmp_path):
+    class Notes(loop.Watcher):
+        def __init__(self):
+            self.alarms = []
+
+        def alarm(self, text):
+            self.alarms.append(text)
+
+    stopped(digits, tmp_path / "run", 3)
+    threads, notes = torch.get_num_threads(), Notes()
+    torch.set_num_threads(threads + 1)
+    try:
+        search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True, watcher=notes)
+    finally:
+        torch.set_num_threads(threads)
+    assert notes.alarms[0] == f"the run was stopped with {threads} threads and goes on with {threads + 1}: its bytes will be others."
+
+
+def test_a_layer_that_only_shrinks_has_not_stood_still():
+    net = mptify.transform(Net(), prune=0.0)
+    masks = Masks(net)
+    for prune in (0.3, 0.6, 0.8):
+        for layer in ticket_layers(net).values():
+            layer.set_prune_(prune)
+        assert masks.turn() == 0
+    assert masks.stuck(3) == []
+
+
+def test_biases_of_dense_layers_decay_only_if_the_recipe_says_so():
+    for decays, decay in ((("dense",), 0.0), (("dense", "bias"), 0.1)):
+        spec = make_search_spec({"method": "dense", "weight_decay": 0.1, "decays": decays})
+        net = Net()
+        optimizer = make_optimizer(net, spec)
+        of = {id(parameter): group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+        assert of[id(net.head.bias)] == decay
+        assert of[id(net.head.weight)] == 0.1
+
+
+def test_an_optimizers_state_of_a_scalar_goes_to_its_device():
+    scalar = nn.Parameter(torch.tensor(1.0))
+    optimizer = torch.optim.Adam([scalar])
+    scalar.grad = torch.tensor(1.0)
+    optimizer.step()
+    tensors, plain = optimizer_state(optimizer)
+    elsewhere = nn.Parameter(torch.tensor(1.0, device="meta"))
+    other = torch.optim.Adam([elsewhere])
+    restore_optimizer_(other, tensors, plain)
+    assert {key: value.device.type for key, value in other.state[elsewhere].items()} == {
+        "step": "cpu",
+        "exp_avg": "meta",
+        "exp_avg_sq": "meta",
+    }

@@ -28,6 +28,7 @@ from mptify.spec import TicketSpec
         ({"accumulate": 100}, "accumulate=100: a batch of 64"),
         ({"baseline": {"lrr": 1}}, "my.yaml: baseline: There is no setting 'lrr'"),
         ({"baseline": {"method": "biprop"}}, "baseline.method: a baseline shares this with its search"),
+        ({"warmup": 3, "baseline": {"epochs": 2}}, "my.yaml: baseline: warmup=3.0: the search has only 2 epochs"),
         ({"ticket": 3}, "ticket=3"),
     ],
 )
@@ -117,3 +118,8 @@ def test_a_baseline_differs_by_what_it_says():
     recipe = make_recipe({"lr": 0.1, "epochs": 3, "baseline": {"lr": 0.02}})
     dense = baseline_of(recipe)
     assert (dense.method, dense.lr, dense.epochs, dense.baseline) == ("dense", 0.02, 3, None)
+
+
+def test_a_layers_name_may_have_dots():
+    changed = with_settings({}, ["ticket.prune_overrides.layer1.0.conv1=0.5", "ticket.prune=0.7"])
+    assert changed == {"ticket": {"prune_overrides": {"layer1.0.conv1": 0.5}, "prune": 0.7}}

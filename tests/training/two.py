@@ -17,8 +17,8 @@ from torch import nn
 import mptify
 from mptify.errors import MptifyError
 from mptify.recipe import DataSpec
-from mptify.training.data import load_data
 from mptify.training.loop import Watcher
+from mptify.training.sources import load_data
 
 SPEC = {"epochs": 3, "batch": 50, "optimizer": "sgd", "lr": 0.05, "ticket": {"bits": "1/32", "prune": 0.7}}
 

@@ -1,0 +1,210 @@
+"""Where images come from: what `data.source` names. Whatever is wrong with them is said here, before the first step."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset, Subset
+
+from mptify.errors import BadData, first_line
+from mptify.recipe import DataSpec
+from mptify.training.data import Images, checked_pixels, sizes
+
+__all__ = ["is_in_files", "load_data"]
+
+
+def load_data(spec: DataSpec, *, only_val: bool = False) -> tuple[Images, Images]:
+    """Training and validation images; with `only_val`, a folder need not hold the former, and the latter stand for them."""
+    kind, _, place = spec.source.partition(":")
+    in_memory: dict[str, Any] = {"digits": _digits, "arrays": _arrays, "cifar10": _cifar, "cifar100": _cifar}
+    in_files: dict[str, Any] = {"imagefolder": _folders, "imagenet": _folders, "timm": _timm}
+    if kind in in_memory:
+        if spec.size is not None:
+            raise BadData(f"{spec.source}: data.size is for images from files; those in memory are taken as they are.")
+        train, val = in_memory[kind](spec, place)
+    elif kind in in_files:
+        if spec.crop or spec.flip:
+            raise BadData(
+                f"{spec.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway."
+            )
+        train, val = in_files[kind](spec, place, ("val", "val") if only_val else ("train", "val"))
+    else:
+        raise BadData(f"data.source={spec.source!r}: there are {', '.join({**in_memory, **in_files})}; for instance imagefolder:photos.")
+    train, val = _shortened(train, spec.train_images), _shortened(val, spec.val_images)
+    if train.shape() != val.shape():
+        raise BadData(f"{spec.source}: training images are {sizes(train.shape())}, those for validation {sizes(val.shape())}.")
+    if train.classes != val.classes:
+        raise BadData(f"{spec.source}: {train.classes} classes to train with, {val.classes} to validate with.")
+    train.crop, train.flip = spec.crop, spec.flip
+    return train, val
+
+
+def is_in_files(source: str) -> bool:
+    """Whether such images are read from files, and cropped to a size that can be asked for."""
+    return source.partition(":")[0] in ("imagefolder", "imagenet", "timm")
+
+
+def _digits(spec: DataSpec, place: str) -> tuple[Images, Images]:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+    order = np.random.RandomState(0).permutation(len(pixels))
+    held = order[: len(order) // 5]
+    kept = order[len(order) // 5 :]
+    return _pair([(pixels[part], digits.target[part]) for part in (kept, held)], "digits", tuple(str(digit) for digit in range(10)))
+
+
+def _arrays(spec: DataSpec, place: str) -> tuple[Images, Images]:
+    path = Path(place)
+    if not path.is_file():
+        raise BadData(f"{spec.source}: there is no file {place!r}.")
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    try:
+        with path.open("rb") as file, np.load(file) as arrays:  # np.load would not close a file that it can't read
+            missing = [key for key in keys if key not in arrays]
+            found = [] if missing else [arrays[key] for key in keys]
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadData(f"{place}: this is no .npz file of arrays.") from error
+    if missing:
+        raise BadData(f"{place}: has no {missing[0]}; x_train, y_train, x_test and y_test are needed.")
+    return _pair([(found[0], found[1]), (found[2], found[3])], place)
+
+
+def _cifar(spec: DataSpec, place: str) -> tuple[Images, Images]:
+    import torchvision
+
+    kind = spec.source.partition(":")[0]
+    maker = torchvision.datasets.CIFAR10 if kind == "cifar10" else torchvision.datasets.CIFAR100
+    folder = place or "data"
+    try:
+        splits = [maker(folder, train=train, download=False) for train in (True, False)]
+    except (RuntimeError, OSError):
+        raise BadData(
+            f"{spec.source}: {folder!r} holds no {kind}; torchvision.datasets.{maker.__name__}({folder!r}, download=True) fetches it."
+        ) from None
+    return _pair([(split.data, np.asarray(split.targets)) for split in splits], spec.source, tuple(splits[0].classes))
+
+
+def _pair(splits: list[tuple[np.ndarray, np.ndarray]], what: str, names: tuple[str, ...] = ()) -> tuple[Images, Images]:
+    train, val = (checked_pixels(pixels, labels, what) for pixels, labels in splits)
+    classes = max(train.classes, val.classes)
+    for split in (train, val):  # both are normalized by what the training images are like
+        split.classes, split.mean, split.deviation, split.names = classes, train.mean, train.deviation, names
+    return train, val
+
+
+def _shortened(images: Images, count: int | None) -> Images:
+    if count is None or count >= len(images):
+        return images
+    if images.pixels is not None and images.labels is not None:
+        images.pixels, images.labels = images.pixels[:count], images.labels[:count]
+    else:  # folders are sorted by class
+        order = np.random.RandomState(0).permutation(len(images))[:count]
+        images.files = Subset(images.files, order.tolist())  # type: ignore[arg-type]
+    return images
+
+
+# -- folders and timm's data sets ------------------------------------------------------------------------------------------
+
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def _transforms(size: int) -> dict[str, Any]:
+    """To uint8: a quarter of the bytes to pass on from a worker, and normalized on the device as images in memory are."""
+    from torchvision.transforms import v2
+
+    end = [v2.ToImage(), v2.ToPureTensor()]
+    return {
+        "train": v2.Compose([v2.RGB(), v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), *end]),
+        "val": v2.Compose([v2.RGB(), v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size), *end]),
+    }
+
+
+def _folders(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
+    from torchvision.datasets import ImageFolder
+
+    root = Path(place)
+    if not place:
+        raise BadData(f"{spec.source}: which folder? Write {spec.source}:FOLDER.")
+    if not root.is_dir():
+        raise BadData(f"{spec.source}: there is no folder {place!r}.")
+    found = []
+    for split in splits:
+        names = ("train",) if split == "train" else ("val", "validation", "test")
+        folder = next((root / name for name in names if (root / name).is_dir()), None)
+        if folder is None:
+            raise BadData(f"{place}: has no folder {split!r}; it needs train/<class>/<image> and val/<class>/<image>.")
+        try:
+            files = ImageFolder(str(folder), _transforms(spec.size or 224)[split])
+        except FileNotFoundError as error:
+            raise BadData(f"{folder}: {str(error).split('. ')[0]}.") from None
+        found.append(files)
+    _require_same_classes(place, *(files.classes for files in found))
+    for files in {id(files): files for files in found}.values():
+        _check_files([path for path, _ in files.samples])
+    return _from_sets(found, len(found[0].classes), spec, tuple(found[0].classes))
+
+
+def _require_same_classes(what: str, train: Any, val: Any) -> None:
+    if train != val:
+        odd = sorted(set(train) ^ set(val))
+        which = f"{odd[0]!r} is in one of them only" if odd else "they come in another order"
+        raise BadData(f"{what}: training and validation don't have the same classes; {which}.")
+
+
+def _check_files(paths: list[str]) -> None:
+    """A broken image should be told now, not after an hour: each is read if there are up to 5,000, else the headers of 20,000."""
+    from PIL import Image
+
+    whole = len(paths) <= 5_000
+    for path in paths[:: max(1, len(paths) // 20_000)]:
+        try:
+            with Image.open(path) as image:
+                image.load() if whole else image.verify()
+        except Exception as error:  # Pillow's plugins raise whatever they like
+            raise BadData(f"{path}: this is no image that can be read ({type(error).__name__}).") from None
+
+
+def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
+    import timm.data
+
+    name, _, root = place.partition(":")
+    found = []
+    for split in splits:
+        timms = "train" if split == "train" else "validation"
+        try:
+            files = timm.data.create_dataset(name, root=root or "data", split=timms, is_training=split == "train", download=False)
+        except Exception as error:  # of whatever library stands behind the name
+            raise BadData(f"{spec.source}: timm can't open it ({first_line(error)}).") from None
+        if isinstance(files, IterableDataset) or not hasattr(files, "__len__"):
+            raise BadData(f"{spec.source}: streams have no length; a search needs a data set whose images can be numbered.")
+        files.transform = _transforms(spec.size or 224)[split]
+        found.append(files)
+    return _from_sets(found, _classes_of(found, spec), spec)
+
+
+def _classes_of(found: list[Any], spec: DataSpec) -> int:
+    """Of data sets that timm opened, which come from many libraries."""
+    readers: list[Any] = [getattr(files, "reader", files) for files in found]
+    for key in ("class_to_idx", "classes"):
+        if all(getattr(reader, key, None) for reader in readers):
+            named = [getattr(reader, key) for reader in readers]
+            _require_same_classes(spec.source, *named)
+            return len(named[0])
+    if not all(hasattr(reader, "samples") for reader in readers):
+        raise BadData(f"{spec.source}: does not say how many classes it has; imagefolder:FOLDER reads a folder of images.")
+    return 1 + max(label for reader in readers for _, label in reader.samples)
+
+
+def _from_sets(found: list[Any], classes: int, spec: DataSpec, names: tuple[str, ...] = ()) -> tuple[Images, Images]:
+    shared: dict[str, Any] = {
+        "workers": min(spec.workers, os.cpu_count() or 1), "names": names, "mean": _MEAN, "deviation": _DEVIATION,
+    }  # fmt: skip
+    train, val = (Images(labels=None, classes=classes, files=files, **shared) for files in found)
+    return train, val
