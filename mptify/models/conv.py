@@ -34,6 +34,9 @@ class ConvN(nn.Module):
             nn.Linear(hidden, num_classes, bias=False),
         )
         self.num_classes = num_classes
+        for layer in self.modules():  # appendix A, for trained weights too; torch's own start is smaller, and learns later
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
         return self.classifier(self.features(images))
