@@ -44,7 +44,7 @@ class Progress(Watcher):
         self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
-            TimeRemainingColumn(compact=True),
+            TimeRemainingColumn(compact=True, table_column=Column(min_width=5, no_wrap=True)),
             TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self.console,
             disable=not self.live,
@@ -71,9 +71,9 @@ class Progress(Watcher):
     def step(self, epoch: int, step: int, seen: int, loss: float | None, accuracy: float | None) -> None:
         if loss is not None and accuracy is not None:
             speed = seen / max(time.monotonic() - self.epoch_began, 1e-3)
-            self.text = f"loss {loss:.3f}  acc {100 * accuracy:.1f} %  {speed:,.0f} img/s"
-            if self.flipped is not None:
-                self.text += f"  flipped {100 * self.flipped:.1f} %"
+            speed_text = f"{speed:,.0f} img/s" if self.console.width >= 80 or not self.live else ""  # else bar and time left give way
+            flipped_text = "" if self.flipped is None else f"flipped {100 * self.flipped:.1f} %"
+            self.text = "  ".join(filter(None, (f"loss {loss:.3f}", f"acc {100 * accuracy:.1f} %", speed_text, flipped_text)))
         place = f"{self.title} {epoch + 1}/{self.spec.epochs}"
         self.bars.update(self.task, completed=epoch * self.steps + step, description=place, text=self.text)
         if not self.live and time.monotonic() - self.told > 60:
