@@ -19,7 +19,7 @@ __all__ = ["NO_HINT", "Hint", "can_choose", "can_map", "choose", "library", "pul
 
 _EDITION = 1
 _KINDS = {True: 0, False: 1, "weights": 2}  # gain · M ⊙ B, M ⊙ B, M ⊙ W
-_LEAST_REACH = 1 << 10  # in units of the last place: a change by 0.01 %
+_LEAST_REACH = 1 << 13  # in units of the last place: a change by 0.1 %, which holds a thousandth of the scores
 
 
 class Hint(NamedTuple):
@@ -84,8 +84,8 @@ def choose(scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | 
         scores.data_ptr(), weight.data_ptr(), out.data_ptr(), scores.numel(), kept, _KINDS[kind], *hint, torch.get_num_threads(), gain
     )
     torch.autograd.graph.increment_version(out)
-    moved = abs(threshold - hint.threshold) if hint.threshold else _LEAST_REACH
-    return gain.value, Hint(threshold, min(max(4 * moved, _LEAST_REACH), 1 << 18))
+    moved = abs(threshold - hint.threshold) if hint.threshold else 0
+    return gain.value, Hint(threshold, min(max(4 * moved, hint.reach // 2, _LEAST_REACH), 1 << 18))
 
 
 def pull(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -> Tensor:

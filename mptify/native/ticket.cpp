@@ -28,8 +28,8 @@ constexpr int64_t kBlock = 4096;      // of weights, whose sums are added up in 
 constexpr int64_t kGrain = 1 << 16;   // below so many weights per thread, a thread costs more than it saves
 constexpr int kLanes = 16;            // partial sums side by side, the same on every CPU
 constexpr int kGroup = 4 * kLanes;    // of weights that are searched one by one if any of them lies near the threshold
-constexpr int kBucketShift = 19;      // the first look sorts magnitudes by exponent and four bits of the fraction
-constexpr int kBuckets = 1 << (31 - kBucketShift);
+constexpr int kDigit = 12;            // bits of a magnitude that are counted at a time where there is no hint
+constexpr int kBuckets = 1 << kDigit;
 
 inline uint32_t bits_of(float value) {
   uint32_t bits;
@@ -138,21 +138,34 @@ FOR_EACH_CPU void look(
   }
 }
 
-FOR_EACH_CPU void count_buckets(const float* scores, int64_t begin, int64_t end, int64_t* buckets) {
-  for (int64_t i = begin; i < end; i++) buckets[magnitude(scores[i]) >> kBucketShift]++;
+// How often each next digit comes behind `prefix`, the digits that are known already.
+FOR_EACH_CPU void count_digits(const float* scores, int64_t begin, int64_t end, int shift, uint32_t prefix, int64_t* buckets) {
+  for (int64_t i = begin; i < end; i++) {
+    const uint32_t digits = magnitude(scores[i]) >> shift;
+    if (digits >> kDigit == prefix) buckets[digits & (kBuckets - 1)]++;
+  }
 }
 
-// The bucket that holds the kept-th largest magnitude, as [low, high).
+// A narrow range, [low, high), that holds the kept-th largest magnitude: its first two digits, one pass each.
 void bracket(const float* scores, int64_t count, int64_t kept, int parts, uint32_t* low, uint32_t* high) {
-  std::vector<int64_t> buckets((int64_t)kBuckets * parts);
-  in_parts(count, parts, [&](int part, int64_t begin, int64_t end) { count_buckets(scores, begin, end, &buckets[part * kBuckets]); });
-  uint32_t bucket = kBuckets;
-  for (int64_t reached = 0; reached < kept;) {
-    bucket--;
-    for (int part = 0; part < parts; part++) reached += buckets[part * kBuckets + bucket];
+  uint32_t prefix = 0;
+  int shift = 31;
+  for (int64_t above = 0; shift > kDigit;) {
+    shift -= kDigit;
+    std::vector<int64_t> buckets((int64_t)kBuckets * parts);
+    in_parts(count, parts, [&](int part, int64_t begin, int64_t end) {
+      count_digits(scores, begin, end, shift, prefix, &buckets[part * kBuckets]);
+    });
+    uint32_t digit = kBuckets;
+    for (int64_t reached = above; reached < kept;) {
+      above = reached;
+      digit--;
+      for (int part = 0; part < parts; part++) reached += buckets[part * kBuckets + digit];
+    }
+    prefix = prefix << kDigit | digit;
   }
-  *low = bucket << kBucketShift;
-  *high = (bucket + 1) << kBucketShift;
+  *low = prefix << shift;
+  *high = (prefix + 1) << shift;
 }
 
 enum Kind { kScaled = 0, kSigns = 1, kWeights = 2 };  // gain * M * B, M * B, M * W
@@ -218,8 +231,10 @@ uint32_t mptify_select(
     reached = near = 0;
     for (auto& one : above) reached += one.count, near += (int64_t)one.near.size();
   };
-  if (reach < guess && guess < kSign - reach) look_between(guess - reach, guess + reach);
-  if (!(reached < kept && kept <= reached + near)) {
+  auto is_found = [&] { return reached < kept && kept <= reached + near; };
+  for (int tries = 0; tries < 2 && !is_found(); tries++, reach *= 8)
+    if (reach < guess && guess < kSign - reach) look_between(guess - reach, guess + reach);
+  if (!is_found()) {
     uint32_t low, high;
     bracket(scores, count, kept, parts, &low, &high);
     look_between(low, high);
