@@ -5,7 +5,7 @@ import warnings
 
 import torch
 import torchvision
-from torchvision.models import detection, optical_flow, video
+from torchvision.models import detection, optical_flow, segmentation, video
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from mptify import catalog
@@ -126,6 +126,14 @@ def _dense_pyramid():
     return detection.backbone_utils.resnet_fpn_backbone(backbone_name="resnet18", weights=None, **levels)
 
 
+def _alexnet():
+    model = torchvision.models.alexnet(num_classes=10)
+    model.classifier[1], model.classifier[4], model.classifier[6] = (
+        torch.nn.Linear(*pair) for pair in ((256 * 6 * 6, 64), (64, 64), (64, 10))
+    )
+    return model
+
+
 def _vgg():
     model = torchvision.models.vgg11_bn(num_classes=10, init_weights=False)
     model.classifier[0], model.classifier[3] = torch.nn.Linear(512 * 7 * 7, 64), torch.nn.Linear(64, 64)
@@ -133,10 +141,34 @@ def _vgg():
     return model
 
 
+def _clips(conv, conv_first=None, stem=video.resnet.BasicStem):
+    """A video ResNet with one block per stage."""
+    return video.resnet.VideoResNet(video.resnet.BasicBlock, [conv_first or conv, conv, conv, conv], [1, 1, 1, 1], stem)
+
+
+def _fcn():
+    return segmentation.fcn._fcn_resnet(_resnet(replace_stride_with_dilation=[False, True, True]), 21, None)
+
+
 def _s3d():
     model = video.S3D()
     model.avgpool = torch.nn.AvgPool3d((2, 2, 2))  # as many positions as 64 pixels leave, where 224 leave 7 by 7
     return model
+
+
+def _box_head(classes):
+    """With 64 features for 1,024."""
+    heads = detection.faster_rcnn
+    return {"box_head": heads.TwoMLPHead(256 * 7 * 7, 64), "box_predictor": heads.FastRCNNPredictor(64, classes)}
+
+
+def _mask_predictor():
+    return detection.mask_rcnn.MaskRCNNPredictor(256, 64, 10)
+
+
+def _keypoint_head():
+    heads = detection.keypoint_rcnn
+    return {"keypoint_head": heads.KeypointRCNNHeads(256, (64, 64)), "keypoint_predictor": heads.KeypointRCNNPredictor(64, 17)}
 
 
 _FEW = {"rpn_post_nms_top_n_train": 20, "rpn_post_nms_top_n_test": 20, "box_batch_size_per_image": 8, "box_detections_per_img": 4}
@@ -161,6 +193,13 @@ def _mvit():
     return video.mvit.MViT(spatial_size=(32, 32), temporal_size=8, block_setting=blocks, **options)
 
 
+def _ssd():
+    """With VGG-11 for VGG-16; at 300 pixels, which its last layers need."""
+    backbone = detection.ssd._vgg_extractor(torchvision.models.vgg11(init_weights=False), highres=False, trainable_layers=5)
+    anchors = detection.anchor_utils.DefaultBoxGenerator([[2], [2, 3], [2, 3], [2, 3], [2], [2]], steps=[8, 16, 32, 64, 100, 300])
+    return detection.ssd.SSD(backbone, anchors, (300, 300), num_classes=10)
+
+
 class _ShortRaft(optical_flow.RAFT):
     def forward(self, image1, image2):
         return super().forward(image1, image2, num_flow_updates=2)
@@ -173,7 +212,7 @@ def _raft():
 
 
 TORCHVISION = {
-    "alexnet": None,
+    "alexnet": _alexnet,
     "vgg11_bn": _vgg,
     "resnet18": None,
     "resnext50_32x4d": lambda: _resnet(groups=32, width_per_group=4),
@@ -197,18 +236,18 @@ TORCHVISION = {
     "vit_b_16": lambda: torchvision.models.VisionTransformer(64, 16, 2, 12, 768, 3072),
     "maxvit_t": lambda: torchvision.models.MaxVit((64, 64), 64, 4, [64, 128], [1, 1], 32, 0.2),
     "deeplabv3_mobilenet_v3_large": None,
-    "fcn_resnet50": None,
+    "fcn_resnet50": _fcn,
     "lraspp_mobilenet_v3_large": None,
     "fasterrcnn_mobilenet_v3_large_fpn": lambda: detection.fasterrcnn_mobilenet_v3_large_fpn(weights_backbone=None, **_FEW, **_SMALL),
     "retinanet_resnet50_fpn": lambda: detection.RetinaNet(_dense_pyramid(), 10, **_SMALL),
-    "maskrcnn_resnet50_fpn": lambda: detection.MaskRCNN(_pyramid(), 10, **_FEW, **_SMALL),
-    "keypointrcnn_resnet50_fpn": lambda: detection.KeypointRCNN(_pyramid(), 2, **_FEW, **_SMALL),
+    "maskrcnn_resnet50_fpn": lambda: detection.MaskRCNN(_pyramid(), **_box_head(10), mask_predictor=_mask_predictor(), **_FEW, **_SMALL),
+    "keypointrcnn_resnet50_fpn": lambda: detection.KeypointRCNN(_pyramid(), **_box_head(2), **_keypoint_head(), **_FEW, **_SMALL),
     "fcos_resnet50_fpn": lambda: detection.FCOS(_dense_pyramid(), 10, **_SMALL),
-    "ssd300_vgg16": None,
+    "ssd300_vgg16": _ssd,
     "ssdlite320_mobilenet_v3_large": None,
-    "r3d_18": None,
-    "mc3_18": None,
-    "r2plus1d_18": None,
+    "r3d_18": lambda: _clips(video.resnet.Conv3DSimple),
+    "mc3_18": lambda: _clips(video.resnet.Conv3DNoTemporal, video.resnet.Conv3DSimple),
+    "r2plus1d_18": lambda: _clips(video.resnet.Conv2Plus1D, stem=video.resnet.R2Plus1dStem),
     "s3d": _s3d,
     "mvit_v1_b": _mvit,
     "swin3d_t": lambda: video.swin_transformer.SwinTransformer3d([2, 4, 4], 96, [2, 2], [3, 6], [8, 7, 7]),
@@ -217,7 +256,7 @@ TORCHVISION = {
     "quantized_mobilenet_v2": None,
     "quantized_mobilenet_v3_large": None,
     "quantized_googlenet": None,
-    "quantized_inception_v3": None,
+    "quantized_inception_v3": lambda: torchvision.models.quantization.inception_v3(aux_logits=False),  # with them, at 299 pixels only
     "quantized_shufflenet_v2_x0_5": None,
 }  # fmt: skip
 
@@ -237,33 +276,32 @@ MANY_LAYERS = {
     "selecsls42", "shufflenet_v2_x0_5", "shvit_s1", "squeezenet1_0", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large", "starnet_s050",
     "swiftformer_xs", "test_nfnet", "tiny_vit_5m_224", "twins_svt_small", "volo_d1_224", "xception41p",
 }  # fmt: skip
-_INPUTS = {"mvit_v1_b": (torch.randn(2, 3, 8, 32, 32),), "s3d": (torch.randn(2, 3, 16, 64, 64),)}
-_SIZES = (64, 96, 112, 128, None)
-_PASSED = {"pnasnet5large": -1, "r2plus1d_18": None, "cait_xxs24_224": None}  # what a left-out block hands on; None: leave out none
-_AT_LEAST = {"efficientvim_m1": 128, "efficientvit_m0": 128}  # below, their last attention has one token and no gradient
+_CLIP = (torch.randn(2, 3, 8, 32, 32),)
+_INPUTS = {"mvit_v1_b": _CLIP, "r3d_18": _CLIP, "mc3_18": _CLIP, "r2plus1d_18": _CLIP, "s3d": (torch.randn(2, 3, 16, 64, 64),)}
+_SIZES = {  # where 64 pixels, or a detector's 96, are too few; None: only at the size that it was made for
+    ("torchvision", "inception_v3"): None, ("timm", "crossvit_tiny_240"): None, ("timm", "efficientformer_l1"): None,
+    ("timm", "inception_v3"): 96, ("timm", "inception_v4"): 96, ("timm", "inception_resnet_v2"): 96,
+    ("torchvision", "quantized_inception_v3"): 96, ("timm", "deepseek_vit_412m"): 112,
+    ("timm", "efficientvim_m1"): 128, ("timm", "efficientvit_m0"): 128,  # below, their last attention has one token and no gradient
+}  # fmt: skip
+_WHOLE = {  # networks that need each of their blocks
+    "cait_xxs24_224", "coat_tiny", "ese_vovnet19b_slim_dw", "hrnet_w18_small", "mvitv2_tiny", "r2plus1d_18", "sequencer2d_s",
+    "ssdlite320_mobilenet_v3_large", "tnt_s_legacy_patch16_224", "xception41p",
+}  # fmt: skip
 
 
 def build(entry, device="cpu"):
-    """The network and inputs for it, at the smallest size that it takes."""
+    """The network and inputs for it, small ones; of `meta`, the network as it comes."""
     gc.collect()  # the last test's networks hang in cycles with their graphs
-    options = TIMM.get(entry.name, {}) if entry.source == "timm" else {}
     if device == "meta":
-        return _build(entry, None, options, "cpu" if _needs_a_device(entry) else device)
-    least = 96 if entry.source == "torchvision" and catalog.torchvision_kind(entry.name) == "detection" else _AT_LEAST.get(entry.name, 0)
-    for size in [size for size in _SIZES if size is None or size >= least]:
-        for which in (_PASSED.get(entry.name, 0), None):
-            try:
-                model = _build(entry, size, options, device)
-                if which is not None:
-                    _thin_(model, which)
-                inputs = _INPUTS[entry.name] if entry.name in _INPUTS else catalog.example_inputs(entry, model, size)
-                with torch.no_grad():
-                    model.train()(*inputs)
-                return model, inputs
-            except Exception:
-                if size is None and which is None:
-                    raise
-    return None
+        return _build(entry, None, "cpu" if _needs_a_device(entry) else device)
+    torch.manual_seed(0)
+    detector = entry.source == "torchvision" and catalog.torchvision_kind(entry.name) == "detection"
+    size = _SIZES.get((entry.source, entry.name), 96 if detector else 64)
+    model = _build(entry, size, device)
+    if entry.name not in _WHOLE:
+        _thin_(model, -1 if entry.name == "pnasnet5large" else 0)
+    return model, _INPUTS[entry.name] if entry.name in _INPUTS else catalog.example_inputs(entry, model, size)
 
 
 class Passed(torch.nn.Module):
@@ -295,7 +333,8 @@ def _needs_a_device(entry):
     return entry.source == "torchvision" and (entry.name.startswith("regnet") or catalog.torchvision_kind(entry.name) == "detection")
 
 
-def _build(entry, size, options, device):
+def _build(entry, size, device):
+    options = TIMM[entry.name] if entry.source == "timm" else {}
     with warnings.catch_warnings(), torch.device(device), catalog.quick_init():
         warnings.simplefilter("ignore")
         small = TORCHVISION.get(entry.name) if entry.source == "torchvision" else None

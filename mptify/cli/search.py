@@ -160,14 +160,13 @@ def _stopped(folder: Path, threads: int | None) -> None:
 
 def _headline(recipe: Any, entry: Any, train: Any, val: Any, folder: Path) -> str:
     from mptify.cli.progress import processes
+    from mptify.training.data import sizes
 
     spec = recipe.spec
     how = "dense training" if recipe.method == "dense" else f"{recipe.method}, {spec.bits} bits, {100 * spec.prune:g} % pruned"
-    sizes = "×".join(map(str, train.shape()))
     together = f"; {processes()} processes" if processes() > 1 else ""
-    return (
-        f"{entry}: {how}; {len(train):,} images of {sizes} to train, {len(val):,} to validate, {train.classes} classes; {folder}{together}"
-    )
+    what = f"{len(train):,} images of {sizes(train.shape())} to train, {len(val):,} to validate, {train.classes} classes"
+    return f"{entry}: {how}; {what}; {folder}{together}"
 
 
 def _summary(run: Any, recipe: Any) -> None:

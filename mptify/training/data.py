@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from mptify.errors import BadData, first_line
 
@@ -174,10 +174,16 @@ def _randomness_from(seed: int) -> Iterator[None]:
 
 
 def _name_of(files: Any, index: int) -> str:
-    while hasattr(files, "dataset") and hasattr(files, "indices"):  # torch's Subset
-        files, index = files.dataset, files.indices[index]
+    files, index = _behind_subsets(files, index)
     samples = getattr(files, "samples", None)
     return str(samples[index][0]) if samples is not None else f"image {index}"
+
+
+def _behind_subsets(files: Any, index: int = 0) -> tuple[Any, int]:
+    """The data set that torch's `Subset`s were taken from, and which of its images this one is."""
+    while isinstance(files, Subset):
+        files, index = files.dataset, files.indices[index]
+    return files, index
 
 
 def _together(items: list[Any]) -> Any:
@@ -234,9 +240,7 @@ def as_images(data: Any, what: str, workers: int = 0) -> Images:
 
 def _count_classes(data: Any) -> int:
     """From what the data set says of itself, or else from each of its labels."""
-    whole = data
-    while hasattr(whole, "dataset") and hasattr(whole, "indices"):  # torch's Subset
-        whole = whole.dataset
+    whole, _ = _behind_subsets(data)
     if hasattr(whole, "classes"):
         return len(whole.classes)
     if hasattr(whole, "targets"):

@@ -21,20 +21,19 @@ __all__ = ["is_in_files", "load_data"]
 def load_data(spec: DataSpec, *, only_val: bool = False) -> tuple[Images, Images]:
     """Training and validation images; with `only_val`, a folder need not hold the former, and the latter stand for them."""
     kind, _, place = spec.source.partition(":")
-    in_memory: dict[str, Any] = {"digits": _digits, "arrays": _arrays, "cifar10": _cifar, "cifar100": _cifar}
-    in_files: dict[str, Any] = {"imagefolder": _folders, "imagenet": _folders, "timm": _timm}
-    if kind in in_memory:
+    if kind in _IN_MEMORY:
         if spec.size is not None:
             raise BadData(f"{spec.source}: data.size is for images from files; those in memory are taken as they are.")
-        train, val = in_memory[kind](spec, place)
-    elif kind in in_files:
+        train, val = _IN_MEMORY[kind](spec, place)
+    elif kind in _IN_FILES:
         if spec.crop or spec.flip:
             raise BadData(
                 f"{spec.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway."
             )
-        train, val = in_files[kind](spec, place, ("val", "val") if only_val else ("train", "val"))
+        found, classes, names = _IN_FILES[kind](spec, place, ("val",) if only_val else ("train", "val"))
+        train, val = _from_sets(found, classes, names, spec)
     else:
-        raise BadData(f"data.source={spec.source!r}: there are {', '.join({**in_memory, **in_files})}; for instance imagefolder:photos.")
+        raise BadData(f"data.source={spec.source!r}: there are {', '.join(_IN_MEMORY | _IN_FILES)}; for instance imagefolder:photos.")
     train, val = _shortened(train, spec.train_images), _shortened(val, spec.val_images)
     if train.shape() != val.shape():
         raise BadData(f"{spec.source}: training images are {sizes(train.shape())}, those for validation {sizes(val.shape())}.")
@@ -46,7 +45,7 @@ def load_data(spec: DataSpec, *, only_val: bool = False) -> tuple[Images, Images
 
 def is_in_files(source: str) -> bool:
     """Whether such images are read from files, and cropped to a size that can be asked for."""
-    return source.partition(":")[0] in ("imagefolder", "imagenet", "timm")
+    return source.partition(":")[0] in _IN_FILES
 
 
 def _digits(spec: DataSpec, place: str) -> tuple[Images, Images]:
@@ -126,7 +125,8 @@ def _transforms(size: int) -> dict[str, Any]:
     }
 
 
-def _folders(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
+def _folders(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
+    """A data set per split, how many classes they have, and the names of these if known."""
     from torchvision.datasets import ImageFolder
 
     root = Path(place)
@@ -145,13 +145,14 @@ def _folders(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[Image
         except FileNotFoundError as error:
             raise BadData(f"{folder}: {str(error).split('. ')[0]}.") from None
         found.append(files)
-    _require_same_classes(place, *(files.classes for files in found))
-    for files in {id(files): files for files in found}.values():
+    _require_same_classes(place, [files.classes for files in found])
+    for files in found:
         _check_files([path for path, _ in files.samples])
-    return _from_sets(found, len(found[0].classes), spec, tuple(found[0].classes))
+    return found, len(found[0].classes), tuple(found[0].classes)
 
 
-def _require_same_classes(what: str, train: Any, val: Any) -> None:
+def _require_same_classes(what: str, splits: list[Any]) -> None:
+    train, val = splits[0], splits[-1]
     if train != val:
         odd = sorted(set(train) ^ set(val))
         which = f"{odd[0]!r} is in one of them only" if odd else "they come in another order"
@@ -171,7 +172,8 @@ def _check_files(paths: list[str]) -> None:
             raise BadData(f"{path}: this is no image that can be read ({type(error).__name__}).") from None
 
 
-def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
+def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
+    """A data set per split, how many classes they have, and the names of these if known."""
     import timm.data
 
     name, _, root = place.partition(":")
@@ -186,7 +188,7 @@ def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[Images, 
             raise BadData(f"{spec.source}: streams have no length; a search needs a data set whose images can be numbered.")
         files.transform = _transforms(spec.size or 224)[split]
         found.append(files)
-    return _from_sets(found, _classes_of(found, spec), spec)
+    return found, _classes_of(found, spec), ()
 
 
 def _classes_of(found: list[Any], spec: DataSpec) -> int:
@@ -195,16 +197,20 @@ def _classes_of(found: list[Any], spec: DataSpec) -> int:
     for key in ("class_to_idx", "classes"):
         if all(getattr(reader, key, None) for reader in readers):
             named = [getattr(reader, key) for reader in readers]
-            _require_same_classes(spec.source, *named)
+            _require_same_classes(spec.source, named)
             return len(named[0])
     if not all(hasattr(reader, "samples") for reader in readers):
         raise BadData(f"{spec.source}: does not say how many classes it has; imagefolder:FOLDER reads a folder of images.")
     return 1 + max(label for reader in readers for _, label in reader.samples)
 
 
-def _from_sets(found: list[Any], classes: int, spec: DataSpec, names: tuple[str, ...] = ()) -> tuple[Images, Images]:
+def _from_sets(found: list[Any], classes: int, names: tuple[str, ...], spec: DataSpec) -> tuple[Images, Images]:
     shared: dict[str, Any] = {
         "workers": min(spec.workers, os.cpu_count() or 1), "names": names, "mean": _MEAN, "deviation": _DEVIATION,
     }  # fmt: skip
-    train, val = (Images(labels=None, classes=classes, files=files, **shared) for files in found)
+    train, val = (Images(labels=None, classes=classes, files=files, **shared) for files in (found[0], found[-1]))
     return train, val
+
+
+_IN_MEMORY: dict[str, Any] = {"digits": _digits, "arrays": _arrays, "cifar10": _cifar, "cifar100": _cifar}
+_IN_FILES: dict[str, Any] = {"imagefolder": _folders, "imagenet": _folders, "timm": _timm}
