@@ -79,13 +79,12 @@ def training_batches(
     if images.pixels is None:
         yield from _from_files(images, shares, device, seed=mixed(seed, epoch))
         return
-    height, width = images.pixels.shape[2:]
     offsets = torch.randint(0, 2 * images.crop + 1, (2, len(images)), generator=generator)
     mirrored = torch.rand(len(images), generator=generator) < 0.5
     for share in shares:
         pixels = images.pixels[share].to(device, non_blocking=True)
         if images.crop:
-            pixels = _cropped(pixels, offsets[0][share].to(device), offsets[1][share].to(device), images.crop, height, width)
+            pixels = _cropped(pixels, offsets[0][share].to(device), offsets[1][share].to(device), images)
         if images.flip:
             pixels = torch.where(mirrored[share].to(device)[:, None, None, None], pixels.flip(3), pixels)
         yield _normalized(pixels, images), _labels(images, share).to(device)
@@ -125,10 +124,18 @@ def _normalized(pixels: Tensor, images: Images) -> Tensor:
     return (pixels.float() / 255 - mean) / deviation
 
 
-def _cropped(pixels: Tensor, down: Tensor, right: Tensor, padding: int, height: int, width: int) -> Tensor:
-    """Each image cut from its padded version at a place of its own."""
-    padded = torch.nn.functional.pad(pixels, (padding,) * 4)
-    index = torch.arange(len(pixels), device=pixels.device)[:, None, None]
+def _cropped(pixels: Tensor, down: Tensor, right: Tensor, images: Images) -> Tensor:
+    """Each image cut from its padded version at a place of its own.
+
+    Padding is of the images' mean colour, which the network sees as 0. Black would be the most striking thing in a picture, and
+    is in none of those that the network is judged by.
+    """
+    count, _, height, width = pixels.shape
+    colour = (torch.tensor(images.mean, device=pixels.device) * 255).round().to(torch.uint8).view(1, -1, 1, 1)
+    margin = images.crop
+    padded = colour.expand(count, -1, height + 2 * margin, width + 2 * margin).contiguous()
+    padded[:, :, margin : margin + height, margin : margin + width] = pixels
+    index = torch.arange(count, device=pixels.device)[:, None, None]
     rows = (down[:, None] + torch.arange(height, device=pixels.device))[:, :, None]
     columns = (right[:, None] + torch.arange(width, device=pixels.device))[:, None, :]
     return padded.permute(0, 2, 3, 1)[index, rows, columns].permute(0, 3, 1, 2)

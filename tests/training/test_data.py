@@ -74,22 +74,25 @@ def test_epochs_and_seeds_differ():
 
 
 def test_crops_and_flips_are_those_of_the_image():
-    """Each crop is a part of its padded image; each flip is the image or its mirror; both happen."""
+    """Each crop is a part of its image, padded with the mean colour; each flip is the image or its mirror; both happen."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(1, 255, (40, 5, 5, 3), dtype=np.uint8)
     images = as_images((pixels, np.arange(40)), "train")
-    images.mean, images.deviation, images.crop = (0.0,) * 3, (1.0,) * 3, 2
+    images.mean, images.deviation, images.crop = (0.2, 0.4, 0.6), (1.0,) * 3, 2
+    colour = np.array([51, 102, 153], np.uint8)
     places = set()
     for batch, labels in epoch(images):
-        for image, label in zip((batch * 255).round().byte(), labels, strict=True):
-            padded = np.pad(pixels[label], ((2, 2), (2, 2), (0, 0)))
+        seen = ((batch + torch.tensor(images.mean).view(1, -1, 1, 1)) * 255).round().byte()
+        for image, label in zip(seen, labels, strict=True):
+            padded = np.full((9, 9, 3), colour)
+            padded[2:-2, 2:-2] = pixels[label]
             matches = [
                 (y, x) for y in range(5) for x in range(5) if np.array_equal(padded[y : y + 5, x : x + 5].transpose(2, 0, 1), image.numpy())
             ]
             assert matches
             places.add(matches[0])
     assert len(places) > 10
-    images.crop, images.flip = 0, True
+    images.mean, images.crop, images.flip = (0.0,) * 3, 0, True
     mirrored = 0
     for batch, labels in epoch(images):
         for image, label in zip((batch * 255).round().byte(), labels, strict=True):
