@@ -108,7 +108,7 @@ class DataSpec(BaseModel):
         None, ge=1, description="Use only so many training images: the first ones in memory, any from folders."
     )
     val_images: int | None = Field(None, ge=1, description="Use only so many validation images, chosen likewise.")
-    crop: int = Field(0, ge=0, description="Pixels of padding, in the mean colour, from which images in memory are cropped at random.")
+    crop: int = Field(0, ge=0, description="Pixels by which images in memory are shifted at random; what comes in at a border is mirrored.")
     flip: bool = Field(False, description="Flip half of the training images.")
     size: int | None = Field(None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given.")
     workers: int = Field(4, ge=0, description="Processes that read images from folders; not more than there are CPUs.")

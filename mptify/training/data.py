@@ -125,20 +125,21 @@ def _normalized(pixels: Tensor, images: Images) -> Tensor:
 
 
 def _cropped(pixels: Tensor, down: Tensor, right: Tensor, images: Images) -> Tensor:
-    """Each image cut from its padded version at a place of its own.
+    """Each image shifted by an amount of its own; what comes in at a border is what left the image there, mirrored.
 
-    Padding is of the images' mean colour, which the network sees as 0. Black would be the most striking thing in a picture, and
-    is in none of those that the network is judged by.
+    A frame of one colour would be the most striking thing in a picture, and is in none of those that the network is judged by.
     """
-    count, _, height, width = pixels.shape
-    colour = (torch.tensor(images.mean, device=pixels.device) * 255).round().to(torch.uint8).view(1, -1, 1, 1)
-    margin = images.crop
-    padded = colour.expand(count, -1, height + 2 * margin, width + 2 * margin).contiguous()
-    padded[:, :, margin : margin + height, margin : margin + width] = pixels
-    index = torch.arange(count, device=pixels.device)[:, None, None]
-    rows = (down[:, None] + torch.arange(height, device=pixels.device))[:, :, None]
-    columns = (right[:, None] + torch.arange(width, device=pixels.device))[:, None, :]
-    return padded.permute(0, 2, 3, 1)[index, rows, columns].permute(0, 3, 1, 2)
+    index = torch.arange(len(pixels), device=pixels.device)[:, None, None]
+    rows, columns = (
+        _mirrored(shift[:, None] - images.crop + torch.arange(size, device=pixels.device), size)
+        for shift, size in zip((down, right), pixels.shape[2:], strict=True)
+    )
+    return pixels.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _mirrored(place: Tensor, size: int) -> Tensor:
+    """Places outside of [0, size), reflected at its ends."""
+    return size - 1 - (size - 1 - place.abs()).abs()
 
 
 class _Seeded(Dataset):

@@ -25,6 +25,8 @@ def load_data(spec: DataSpec, *, only_val: bool = False) -> tuple[Images, Images
         if spec.size is not None:
             raise BadData(f"{spec.source}: data.size is for images from files; those in memory are taken as they are.")
         train, val = _IN_MEMORY[kind](spec, place)
+        if spec.crop >= min(train.shape()[1:]):
+            raise BadData(f"data.crop={spec.crop}: images of {sizes(train.shape())} can be shifted by fewer pixels than they have.")
     elif kind in _IN_FILES:
         if spec.crop or spec.flip:
             raise BadData(

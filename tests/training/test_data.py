@@ -74,25 +74,22 @@ def test_epochs_and_seeds_differ():
 
 
 def test_crops_and_flips_are_those_of_the_image():
-    """Each crop is a part of its image, padded with the mean colour; each flip is the image or its mirror; both happen."""
+    """Each crop is a part of its image, mirrored at the borders; each flip is the image or its mirror; both happen."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(1, 255, (40, 5, 5, 3), dtype=np.uint8)
     images = as_images((pixels, np.arange(40)), "train")
-    images.mean, images.deviation, images.crop = (0.2, 0.4, 0.6), (1.0,) * 3, 2
-    colour = np.array([51, 102, 153], np.uint8)
+    images.mean, images.deviation, images.crop = (0.0,) * 3, (1.0,) * 3, 2
     places = set()
     for batch, labels in epoch(images):
-        seen = ((batch + torch.tensor(images.mean).view(1, -1, 1, 1)) * 255).round().byte()
-        for image, label in zip(seen, labels, strict=True):
-            padded = np.full((9, 9, 3), colour)
-            padded[2:-2, 2:-2] = pixels[label]
+        for image, label in zip((batch * 255).round().byte(), labels, strict=True):
+            padded = np.pad(pixels[label], ((2, 2), (2, 2), (0, 0)), mode="reflect")
             matches = [
                 (y, x) for y in range(5) for x in range(5) if np.array_equal(padded[y : y + 5, x : x + 5].transpose(2, 0, 1), image.numpy())
             ]
             assert matches
             places.add(matches[0])
     assert len(places) > 10
-    images.mean, images.crop, images.flip = (0.0,) * 3, 0, True
+    images.crop, images.flip = 0, True
     mirrored = 0
     for batch, labels in epoch(images):
         for image, label in zip((batch * 255).round().byte(), labels, strict=True):
@@ -273,6 +270,12 @@ def test_a_source_that_is_not_there_is_told_in_one_sentence(source, words, tmp_p
     with pytest.raises(BadData) as caught:
         load_data(spec(source=source))
     assert words in str(caught.value)
+
+
+def test_images_are_not_shifted_out_of_sight():
+    load_data(spec(source="digits", crop=7))
+    with pytest.raises(BadData, match="images of 1×8×8 can be shifted by fewer pixels"):
+        load_data(spec(source="digits", crop=8))
 
 
 def test_files_that_are_no_arrays_are_told_so(tmp_path):
