@@ -16,6 +16,7 @@ from mptify.errors import (
 from mptify.layers import Sign, TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
 from mptify.recipe import SearchSpec
 from mptify.reporting import Report, report
+from mptify.runtime import pack
 from mptify.spec import TicketSpec
 from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform
 from mptify.ticket import Deck, Ticket, load, read, save, swap_, ticket_of
@@ -26,6 +27,6 @@ __version__ = "0.1.0"
 __all__ = [
     "BadData", "BadSpec", "CannotConvert", "DamagedTicket", "Deck", "Disagreement", "Handler", "LeftDense", "MptifyError",
     "NothingToConvert", "Plan", "Report", "Result", "RunExists", "SearchSpec", "Sign", "Ticket", "TicketConv1d", "TicketConv2d",
-    "TicketConv3d", "TicketLinear", "TicketMismatch", "TicketSpec", "UnknownModel", "Watcher", "load", "plan", "read", "register",
+    "TicketConv3d", "TicketLinear", "TicketMismatch", "TicketSpec", "UnknownModel", "Watcher", "load", "pack", "plan", "read", "register",
     "report", "save", "search", "swap_", "ticket_layers", "ticket_of", "transform",
 ]  # fmt: skip

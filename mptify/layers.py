@@ -318,7 +318,11 @@ class Ticketed:
             y = super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
             del self._running[thread]
-        y = y * chosen.gain.to(y.dtype) if self.gain_outside else y
+        return self.finish(y, chosen.gain)
+
+    def finish(self, y: Tensor, gain: Tensor) -> Tensor:
+        """What comes behind the layer's own operation: the gain, where it multiplies the output, and the offset."""
+        y = y * gain.to(y.dtype) if self.gain_outside else y
         return y if self.offset is None else y + along(self.offset, self).to(y.dtype)
 
     def _prepare(self, x: Tensor) -> Tensor:

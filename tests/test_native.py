@@ -159,10 +159,11 @@ def test_a_search_step_is_the_same_without_the_library(monkeypatch, bits, score_
 
 def test_without_a_compiler_nothing_is_built_and_nothing_breaks(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
-    assert build.build(tmp_path) is None
-    (tmp_path / "ticket.cpp").write_text("this is no C++")
+    source = tmp_path / "ticket.cpp"
+    assert build.build(source) is None
+    source.write_text("this is no C++")
     monkeypatch.delenv("CXX")
-    assert build.build(tmp_path) is None
+    assert build.build(source) is None
     assert [path.name for path in tmp_path.iterdir()] == ["ticket.cpp"]
 
 

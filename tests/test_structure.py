@@ -20,6 +20,7 @@ LEVELS = [
     ["norms", "applying", "threshold"],
     ["layers"],
     ["surgery"],
+    ["runtime"],
     ["catalog", "reporting", "picture", "outline"],
     ["ticket"],
     ["training"],

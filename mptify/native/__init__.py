@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mptify.native.build import LIBRARY
+from mptify.native.build import library_of
 
 __all__ = ["NO_HINT", "Hint", "can_choose", "can_map", "choose", "library", "pull", "pull_sign", "sign"]
 
@@ -34,7 +34,7 @@ NO_HINT = Hint(0, 0)
 
 def _load() -> ctypes.CDLL | None:
     try:
-        found = ctypes.CDLL(str(Path(__file__).with_name(LIBRARY)))
+        found = ctypes.CDLL(str(library_of(Path(__file__).with_name("ticket.cpp"))))
         if found.mptify_edition() != _EDITION:
             return None
     except (OSError, AttributeError):

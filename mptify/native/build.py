@@ -1,4 +1,4 @@
-"""Builds the C++ library while mptify is installed; without a compiler the install goes on, and torch does the work."""
+"""Builds the C++ libraries while mptify is installed; without a compiler the install goes on, and torch does the work."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-LIBRARY = "_ticket.dll" if sys.platform == "win32" else "_ticket.so"
-FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+SOURCES = ("native/ticket.cpp", "runtime/packed.cpp")  # in the package; a library lies beside its source
+FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-unknown-pragmas"]
 
 
-def build(folder: Path) -> Path | None:
-    """Compile `ticket.cpp` in `folder` beside itself; None where no compiler could."""
+def library_of(source: Path) -> Path:
+    return source.with_name(f"_{source.stem}.{'dll' if sys.platform == 'win32' else 'so'}")
+
+
+def build(source: Path) -> Path | None:
+    """Compile a source beside itself; None where no compiler could."""
     given = os.environ.get("CXX")
     compilers = [shlex.split(given)] if given else [[name] for name in ("c++", "g++", "clang++") if shutil.which(name)]
-    target, scratch = folder / LIBRARY, folder / f"{LIBRARY}.{os.getpid()}.new"
+    target = library_of(source)
+    scratch = target.with_name(f"{target.name}.{os.getpid()}.new")
     try:
         for compiler in compilers:
             for extra in ([], ["-DMPTIFY_ONE_CPU"]):
-                command = [*compiler, *FLAGS, *extra, str(folder / "ticket.cpp"), "-o", str(scratch)]
+                command = [*compiler, *FLAGS, *extra, str(source), "-o", str(scratch)]
                 try:
                     done = subprocess.run(command, capture_output=True, check=False)
                 except OSError:
@@ -45,11 +50,12 @@ def get_build_hook() -> Any:
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             if self.target_name != "wheel":
                 return
-            library = build(Path(self.root) / "mptify" / "native")
-            if library is None:
-                self.app.display_warning("No C++ compiler was found: a search will run on torch's operations alone, which is slower.")
+            package = Path(self.root) / "mptify"
+            libraries = [library for library in (build(package / source) for source in SOURCES) if library]
+            if not libraries:
+                self.app.display_warning("No C++ compiler was found: searches will be slower, and tickets run as float32 networks only.")
                 return
-            build_data["artifacts"].append(f"mptify/native/{LIBRARY}")
+            build_data["artifacts"] += [library.relative_to(self.root).as_posix() for library in libraries]
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"  # any Python can load it
 

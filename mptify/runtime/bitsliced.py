@@ -1,0 +1,225 @@
+"""A binary, pruned convolution on bit planes: what its kernel in C++ is told, and the layer that calls it.
+
+A filter is the list of its survivors: offsets of the planes that it adds. The sum over a pixel's window is
+
+    2 · (positives - negatives) - (how many positive survivors lie in the image - how many negative ones),
+
+where *positives* counts the positive survivors whose input is +1. Pixels at the border see fewer taps: pixels that see the
+same taps form a class, and each class has thresholds of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mptify.runtime.library import Job, Shape, library
+from mptify.runtime.planes import Planes, in_order, row_bytes, stride_of
+
+__all__ = ["BitslicedConv", "Geometry", "fits", "survivors"]
+
+_COUNTERS = (6, 8, 9, 10, 11, 12, 13, 15)  # the kernel's choices of bits per sum
+_MOST_GROUPS = 64  # of classes
+_CLASSES = 3  # in a group
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution on images of one size."""
+
+    channels: int
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    @cached_property
+    def out_size(self) -> tuple[int, int]:
+        height, width = (
+            (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, pad, dilation in zip(self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        )
+        return height, width
+
+    @cached_property
+    def phases(self) -> list[int]:
+        """First rows of the taps, as far as the stride does not reach them from each other."""
+        return sorted({kh * self.dilation[0] % self.stride[0] for kh in range(self.kernel[0])})
+
+    @cached_property
+    def rows(self) -> int:
+        """Of an expanded plane."""
+        return self.out_size[0] + (self.kernel[0] - 1) * self.dilation[0] // self.stride[0]
+
+    @property
+    def planes(self) -> int:
+        return self.channels * self.kernel[1] * len(self.phases)
+
+    def offsets(self, channel: np.ndarray, kh: np.ndarray, kw: np.ndarray) -> np.ndarray:
+        """Where the kernel finds what a tap sees, in rows."""
+        down = kh * self.dilation[0]
+        phase = np.searchsorted(self.phases, down % self.stride[0])
+        return ((channel * self.kernel[1] + kw) * len(self.phases) + phase) * self.rows + down // self.stride[0]
+
+    def taps_seen(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """For rows (0) or columns (1): the class of each, and for each class which taps lie in the image."""
+        start = np.arange(self.out_size[axis]) * self.stride[axis] - self.padding[axis]
+        places = start[:, None] + np.arange(self.kernel[axis]) * self.dilation[axis]
+        seen, classes = np.unique((places >= 0) & (places < self.size[axis]), axis=0, return_inverse=True)
+        return classes.reshape(-1), seen
+
+    def at(self, size: tuple[int, int]) -> Geometry:
+        """The same on images of another size."""
+        return replace(self, size=size)
+
+    def shape(self) -> Shape:
+        sizes = (self.channels, *self.size, row_bytes(self.size[1]), *self.out_size, row_bytes(self.out_size[1]))
+        return Shape(*sizes, *self.kernel, *self.stride, *self.padding, *self.dilation, len(self.phases), self.rows)
+
+
+def fits(geometry: Geometry, most_kept: int) -> bool:
+    """Whether the kernel can do it: offsets in 16 bits, sums in 15, and not too many kinds of borders."""
+    rows, columns = (len(geometry.taps_seen(axis)[1]) for axis in (0, 1))
+    offsets = (geometry.planes + 1) * geometry.rows
+    return offsets <= 1 << 16 and most_kept < 1 << 14 and rows * -(-columns // _CLASSES) <= _MOST_GROUPS and min(geometry.out_size) > 0
+
+
+def survivors(weight: Tensor, channels: int) -> tuple[np.ndarray, ...]:
+    """Filter, input channel, row and column of each survivor of M ⊙ B, and whether it is positive. Groups follow from the channels."""
+    signs = weight.numpy()
+    f, c, kh, kw = np.nonzero(signs)
+    group = f // (len(signs) // (channels // signs.shape[1]))
+    return f, group * signs.shape[1] + c, kh, kw, signs[f, c, kh, kw] > 0
+
+
+class BitslicedConv(nn.Module):
+    """Signs of thresholded sums, or the sums themselves. `weight` is M ⊙ B: -1, 0 or 1.
+
+    `thresholds` [sets][filters]: an output is +1 where its sum reaches its filter's. With two sets, the second holds where the
+    shortcut is +1.
+    """
+
+    index: Tensor
+    starts: Tensor
+    thresholds: Tensor
+
+    def __init__(self, weight: Tensor, thresholds: Tensor | None, geometry: Geometry):
+        super().__init__()
+        self.filters = filters = len(weight)
+        self.geometry = geometry
+        f, channel, kh, kw, positive = survivors(weight, geometry.channels)
+        offsets = geometry.offsets(channel, kh, kw)
+        order = np.lexsort((offsets, positive, f))
+        lists = (2 * f + positive)[order]
+        lengths = np.bincount(lists, minlength=2 * filters)
+        starts = np.concatenate([[0], np.cumsum(-(-lengths // 4) * 4)])  # added four at a time; the last of them may be zeros
+        index = np.full(starts[-1], self.geometry.planes * self.geometry.rows, np.uint16)
+        index[starts[lists] + np.arange(len(lists)) - (np.cumsum(lengths) - lengths)[lists]] = offsets[order]
+        self.most_kept = int(lengths.reshape(filters, 2).sum(1).max())
+        self.register_buffer("index", torch.from_numpy(index))
+        self.register_buffer("starts", torch.from_numpy(starts.astype(np.int64)))
+        self.register_buffer("thresholds", None if thresholds is None else thresholds.to(torch.int32))
+        self.which_cpu = -1  # the best
+        self._tables: _Tables | None = None
+
+    def at(self, size: tuple[int, int]) -> Geometry:
+        """Get ready for images of another size."""
+        old = self.geometry
+        if size != old.size:
+            self.geometry = old.at(size)
+            offsets = self.index.numpy().astype(np.int64)
+            self.index.copy_(torch.from_numpy((offsets // old.rows * self.geometry.rows + offsets % old.rows).astype(np.uint16)))
+            self._tables = None
+        return self.geometry
+
+    def forward(self, x: Planes, shortcut: Planes | None = None) -> Any:
+        """Planes of signs; where there are no thresholds, the sums (float32)."""
+        geometry = self.at((x.height, x.width))
+        if self._tables is None:
+            self._tables = _Tables(self)
+        tables, (height, width) = self._tables, geometry.out_size
+        planes = sums = None
+        if self.thresholds is None:
+            sums = torch.empty((x.images, self.filters, height, width))
+        else:
+            planes = Planes.empty(x.images, self.filters, height, width)
+            planes.tokens = x.tokens
+        assert library is not None
+        for image in range(x.images):
+            tables.job.shortcut = None if shortcut is None else shortcut.bits[image].data_ptr()
+            tables.job.out = None if planes is None else planes.bits[image].data_ptr()
+            library.mptify_packed_conv(
+                x.bits[image].data_ptr(), x.bits.stride(1), tables.shape, tables.phases.ctypes.data, tables.job, self.filters,
+                tables.scratch.data_ptr(), None if sums is None else sums[image].data_ptr(), tables.bias.ctypes.data,
+                tables.classes.ctypes.data, tables.bias.shape[1], self.which_cpu, torch.get_num_threads(),
+            )  # fmt: skip
+        return in_order(sums, x.tokens) if planes is None else planes
+
+    def taps(self) -> np.ndarray:
+        """[filters][2][rows][columns]: how many negative and positive survivors there are at each place of the kernel."""
+        geometry = self.geometry
+        down = np.arange(geometry.kernel[0]) * geometry.dilation[0]
+        row_of = np.zeros((len(geometry.phases), geometry.rows), np.int64)
+        row_of[np.searchsorted(geometry.phases, down % geometry.stride[0]), down // geometry.stride[0]] = np.arange(geometry.kernel[0])
+        offsets, starts = self.index.numpy().astype(np.int64), self.starts.numpy()
+        plane, step = offsets // geometry.rows, offsets % geometry.rows
+        row = row_of[plane % len(geometry.phases), step]
+        column = plane // len(geometry.phases) % geometry.kernel[1]
+        lists = np.repeat(np.arange(2 * self.filters), np.diff(starts))
+        places = (lists * geometry.kernel[0] + row) * geometry.kernel[1] + column
+        counts = np.bincount(places[plane < geometry.planes], minlength=2 * self.filters * math.prod(geometry.kernel))
+        return counts.reshape(self.filters, 2, *geometry.kernel)
+
+
+class _Tables:
+    """What the kernel needs for images of one size, beside the survivors."""
+
+    def __init__(self, layer: BitslicedConv):
+        geometry, (height, width) = layer.geometry, layer.geometry.out_size
+        (row_class, rows), (column_class, columns) = geometry.taps_seen(0), geometry.taps_seen(1)
+        bits = next(bits for bits in _COUNTERS if 1 << (bits - 1) > layer.most_kept + 1)
+        sets = 1 if layer.thresholds is None else len(layer.thresholds)
+        per_row = -(-len(columns) // _CLASSES)
+        groups = len(rows) * per_row
+        stride = stride_of(height, width)
+        self.bias = np.zeros((layer.filters, len(rows) * len(columns)), np.int16)
+        self.classes = (row_class[:, None] * len(columns) + column_class[None]).astype(np.uint8)
+        self.init = np.zeros((layer.filters, sets, groups, bits), np.uint8)
+        self.unions = np.zeros((groups, 1 << _CLASSES, stride), np.uint8)
+        taps = layer.taps()
+        for i, seen_rows in enumerate(rows):
+            for j, seen_columns in enumerate(columns):
+                negative, positive = taps[:, :, seen_rows][..., seen_columns].sum((2, 3)).T
+                self.bias[:, i * len(columns) + j] = positive - negative
+                group, place = i * per_row + j // _CLASSES, j % _CLASSES
+                for which in range(sets):
+                    if layer.thresholds is None:
+                        least = np.zeros(layer.filters, np.int64)
+                    else:
+                        least = -((negative - positive - layer.thresholds[which].numpy()) // 2)  # half of it, rounded up
+                        least = np.clip(least, -negative, positive + 1)
+                    for bit in range(bits):
+                        self.init[:, which, group, bit] |= ((least - 1 >> bit & 1) << place).astype(np.uint8)
+                mask = np.zeros((height, row_bytes(width) * 8), np.uint8)
+                mask[:, :width] = self.classes == i * len(columns) + j
+                plane = np.packbits(mask, axis=-1, bitorder="little").reshape(-1)
+                for subset in range(1 << _CLASSES):
+                    if subset >> place & 1:
+                        self.unions[group, subset, : len(plane)] |= plane
+        cells = self.unions[:, -1].reshape(groups, -1, 8).any(-1)
+        self.present = (cells.astype(np.uint64) << np.arange(groups, dtype=np.uint64)[:, None]).sum(0, dtype=np.uint64)
+        self.present[self.present == 0] = 1  # nothing but what lies behind the image: any threshold will do
+        self.phases = np.array(geometry.phases, np.int64)
+        self.shape = geometry.shape()
+        self.scratch = torch.empty((geometry.planes + 1) * geometry.rows * row_bytes(width) + 128, dtype=torch.uint8)
+        self.job = Job(
+            index=layer.index.data_ptr(), starts=layer.starts.data_ptr(), init=self.init.ctypes.data, unions=self.unions.ctypes.data,
+            present=self.present.ctypes.data, unit=row_bytes(width), stride=stride, groups=groups, sets=sets, bits=bits,
+        )  # fmt: skip

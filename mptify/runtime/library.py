@@ -1,0 +1,91 @@
+"""The C++ library behind the packed runtime, called through ctypes. Where there was no compiler, `library` is None."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from mptify.native.build import library_of
+
+__all__ = ["Job", "Pixels", "Popcount", "Shape", "cpu_names", "library"]
+
+_EDITION = 1
+
+
+class Job(ctypes.Structure):
+    """A layer on one image; the fields are explained in packed.cpp."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("planes", "index", "starts", "init", "unions", "present", "shortcut", "out", "counters")],
+        *[(name, ctypes.c_int64) for name in ("unit", "stride", "groups", "sets", "bits")],
+    ]
+
+
+class Shape(ctypes.Structure):
+    """A convolution's sizes; the fields are explained in packed.cpp."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            "channels", "height", "width", "in_bytes", "out_height", "out_width", "out_bytes", "kernel_h", "kernel_w", "stride_h",
+            "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "phases", "rows",
+        )
+    ]  # fmt: skip
+
+
+class Pixels(ctypes.Structure):
+    """A convolution of ordinary numbers on one image; the fields are explained in packed.cpp."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("numbers", "index", "starts", "thresholds", "falling", "out")],
+        *[(name, ctypes.c_int64) for name in ("filters", "width", "row_bytes", "stride", "step")],
+    ]
+
+
+class Popcount(ctypes.Structure):
+    """A layer that sees one pixel; the fields are explained in packed.cpp."""
+
+    _fields_ = [*[(name, ctypes.c_void_p) for name in ("input", "weights", "kept", "out")], ("blocks", ctypes.c_int64)]
+
+
+def _load() -> ctypes.CDLL | None:
+    try:
+        found = ctypes.CDLL(str(library_of(Path(__file__).with_name("packed.cpp"))))
+        if found.mptify_packed_edition() != _EDITION:
+            return None
+    except (OSError, AttributeError):
+        return None
+    address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    shape, job = ctypes.POINTER(Shape), ctypes.POINTER(Job)
+    found.mptify_packed_cpu.restype = ctypes.c_char_p
+    found.mptify_packed_conv.argtypes = [
+        address,
+        count,
+        shape,
+        address,
+        job,
+        count,
+        address,
+        address,
+        address,
+        address,
+        count,
+        number,
+        number,
+    ]
+    found.mptify_packed_pixels.argtypes = [address, shape, ctypes.POINTER(Pixels), address, count, number, number]
+    found.mptify_packed_popcount.argtypes = [ctypes.POINTER(Popcount), count, number, number]
+    found.mptify_packed_pack.argtypes = [address, address, count, count, count, address, count, count, number]
+    found.mptify_packed_unpack.argtypes = [address, count, count, count, count, count, address, number]
+    found.mptify_packed_pool.argtypes = [address, count, shape, address, address, count, number]
+    for name in ("conv", "pixels", "popcount", "pack", "unpack", "pool"):
+        getattr(found, f"mptify_packed_{name}").restype = None
+    return found
+
+
+library = _load()
+
+
+def cpu_names() -> list[str]:
+    """The instruction sets that this machine can run, the best last."""
+    return [library.mptify_packed_cpu(i).decode() for i in range(library.mptify_packed_cpus())] if library else []

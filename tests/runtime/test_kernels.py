@@ -1,0 +1,142 @@
+"""The kernels in C++ against torch's convolutions, bit for bit: random layers, on every instruction set of this machine."""
+
+import random
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
+from mptify.runtime.library import cpu_names, library
+from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.pixels import PixelConv
+from mptify.runtime.planes import Planes, pack, pack_as, pool, unpack
+from mptify.runtime.thresholds import Thresholds
+
+compiled = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
+pytestmark = compiled
+CPUS = range(len(cpu_names()))
+
+
+def signs(*shape):
+    return torch.where(torch.randn(shape) >= 0, 1.0, -1.0)
+
+
+def ternary(*shape, kept):
+    """-1, 0 and 1; at least one weight is kept."""
+    weight = signs(*shape) * (torch.rand(shape) < kept)
+    weight.view(-1)[random.randrange(weight.numel())] = 1.0
+    return weight
+
+
+def random_layer(channels=9):
+    """Images, a weight and how it is applied: any kernel, stride, padding, dilation, number of groups and size."""
+    groups = random.choice([1, 1, 2, 3])
+    inputs, filters = groups * random.randint(1, channels), groups * random.randint(1, 7)
+    kernel, stride, padding, dilation = (
+        (random.randint(low, high), random.randint(low, high)) for low, high in ((1, 5), (1, 3), (0, 3), (1, 3))
+    )
+    least = [step * (taps - 1) + 1 for taps, step in zip(kernel, dilation, strict=True)]
+    size = random.randint(least[0], 30), random.choice([random.randint(least[1], 30), 60, 64, 65, 70, 130])
+    images = signs(random.randint(1, 2), inputs, *size)
+    weight = ternary(filters, inputs // groups, *kernel, kept=random.choice([0.02, 0.3, 0.6, 1.0]))
+    sums = F.conv2d(images, weight, None, stride, padding, dilation, groups)
+    return images, weight, sums, Geometry(inputs, size, kernel, stride, padding, dilation)
+
+
+@pytest.mark.parametrize("which_cpu", CPUS)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_layers_agree_bit_for_bit(seed, which_cpu):
+    random.seed(seed)
+    torch.manual_seed(seed)
+    done = 0
+    while done < 25:
+        images, weight, sums, geometry = random_layer()
+        if not fits(geometry, int((weight != 0).flatten(1).sum(1).max())):
+            continue
+        done += 1
+        torch.set_num_threads(random.choice([1, 2, 3]))
+        first = geometry.at((geometry.size[0] + random.choice([0, 3]), geometry.size[1]))  # made for another size
+        sets = random.choice([1, 2])
+        thresholds = torch.randint(-12, 13, (sets, len(weight)))
+        layer = BitslicedConv(weight.to(torch.int8), thresholds, first)
+        plain = BitslicedConv(weight.to(torch.int8), None, first)
+        layer.which_cpu = plain.which_cpu = which_cpu
+        shortcut = signs(*sums.shape)
+        least = torch.where(shortcut > 0, thresholds[-1].view(-1, 1, 1), thresholds[0].view(-1, 1, 1))
+        found = unpack(layer(pack(images), pack(shortcut) if sets == 2 else None))
+        assert torch.equal(found, torch.where(sums >= least, 1.0, -1.0)), geometry
+        assert torch.equal(plain(pack(images)), sums), geometry
+
+
+def test_layers_of_many_survivors():
+    """Sums as large as a network's widest layers have them, in counters of every length."""
+    for kept in (1, 5, 30, 40, 100, 200, 400, 900, 1500, 3000, 6000, 12000):
+        weight = torch.zeros(2, 12_100)
+        weight[:, :kept] = signs(2, kept)
+        weight, images = weight.view(2, 12_100, 1, 1), signs(1, 12_100, 2, 3)
+        images[:, :kept, 0] = weight[0, :kept].view(1, -1, 1)  # as large as it can be
+        sums = F.conv2d(images, weight)
+        geometry = Geometry(12_100, (2, 3), (1, 1))
+        assert fits(geometry, kept)
+        assert torch.equal(BitslicedConv(weight.to(torch.int8), None, geometry)(pack(images)), sums)
+        for least in (-kept, -kept + 1, 0, kept - 1, kept, kept + 1):
+            layer = BitslicedConv(weight.to(torch.int8), torch.full((1, 2), least), geometry)
+            assert torch.equal(unpack(layer(pack(images))) > 0, sums >= least), (kept, least)
+
+
+@pytest.mark.parametrize("which_cpu", CPUS)
+@pytest.mark.parametrize("seed", range(6))
+def test_first_layers_agree(seed, which_cpu):
+    """On numbers whose sums are exact in any order."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    for _ in range(20):
+        images, weight, _, geometry = random_layer(channels=3)
+        images = torch.randint(-16, 17, images.shape) / 8
+        sums = F.conv2d(images, weight, None, geometry.stride, geometry.padding, geometry.dilation, geometry.channels // weight.shape[1])
+        least = torch.randint(-16, 17, (len(weight),)) / 8
+        falling = torch.rand(len(weight)) < 0.5
+        layer = PixelConv(weight.to(torch.int8), Thresholds(least, falling), geometry)
+        layer.which_cpu = which_cpu
+        bound = least.view(-1, 1, 1)
+        assert torch.equal(unpack(layer(images)) > 0, torch.where(falling.view(-1, 1, 1), sums <= bound, sums >= bound)), geometry
+
+
+@pytest.mark.parametrize("which_cpu", CPUS)
+@pytest.mark.parametrize("inputs", [1, 7, 255, 256, 257, 4096, 9000])
+def test_vectors_agree(inputs, which_cpu):
+    weight, x = ternary(70, inputs, kept=0.4), signs(3, inputs)
+    layer = PopcountLinear(weight.to(torch.int8))
+    layer.which_cpu = which_cpu
+    assert torch.equal(layer(pack_as("vectors", x)), x @ weight.T)
+
+
+def test_planes_come_back_as_they_were():
+    for shape in ((1, 1, 1, 1), (2, 3, 5, 7), (1, 4, 3, 8), (2, 2, 9, 64), (1, 3, 2, 131)):
+        x = torch.randn(shape)
+        x.view(-1)[0] = -0.0  # whose sign is +1
+        expected = torch.where(x >= 0, 1.0, -1.0)
+        assert torch.equal(unpack(pack(x)), expected)
+        assert torch.equal(unpack(pack(x.to(memory_format=torch.channels_last))), expected)
+    tokens = torch.randn(2, 5, 3, 11)
+    assert torch.equal(unpack(pack_as("tokens", tokens)), torch.where(tokens >= 0, 1.0, -1.0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pools_agree(seed):
+    random.seed(seed)
+    torch.manual_seed(seed)
+    for _ in range(20):
+        kernel = random.randint(1, 4), random.randint(1, 4)
+        stride, padding = (
+            (random.randint(1, 3), random.randint(1, 3)),
+            (random.randint(0, kernel[0] // 2), random.randint(0, kernel[1] // 2)),
+        )
+        dilation = random.randint(1, 2), random.randint(1, 2)
+        x = signs(2, 4, random.randint(9, 20), random.choice([random.randint(9, 40), 64, 65, 112, 130]))
+        falling = torch.tensor([0, 1, 0, 1], dtype=torch.uint8)
+        turn = torch.tensor([1.0, -1.0, 1.0, -1.0]).view(-1, 1, 1)
+        expected = turn * F.max_pool2d(turn * x, kernel, stride, padding, dilation)
+        found: Planes = pool(pack(x), falling, kernel, stride, padding, dilation, tuple(expected.shape[2:]))
+        assert torch.equal(unpack(found), expected)

@@ -1,0 +1,127 @@
+"""Packed programs against the float path: same logits, for networks of every kind."""
+
+import pytest
+import torch
+from torch import nn
+
+import mptify
+from mptify.errors import MptifyError
+from mptify.runtime import compiler
+from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.library import library
+from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.pixels import PixelConv
+from mptify.runtime.thresholds import find_real_thresholds, find_thresholds
+from mptify.surgery.graphs import TicketGraph
+from tests.nets import Plain, images
+from tests.representatives import ENTRIES, build
+from tests.surgery.test_zoo import flat
+
+pytestmark = [
+    pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+# Attention and layer norms see numbers that lie in memory in another order, and are summed up in another.
+ROUNDED = {"poolformerv2_s12", "vitamin_small_224"}
+
+
+def shaken_(model):
+    """Norms with weights of all kinds: negative, zero, huge and tiny."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            kinds = torch.tensor([1.0, -1.0, 0.0, 1e6, -1e-6])
+            module.weight = nn.Parameter(kinds[torch.randint(5, (module.num_features,))] * torch.rand(module.num_features))
+            module.bias = nn.Parameter(torch.randn(module.num_features))
+            module.running_mean.normal_()
+    return model
+
+
+def exact(x):
+    """Numbers whose sums are the same in any order."""
+    return (x * 8).round().clamp(-24, 24) / 8
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+def test_logits_are_those_of_the_float_path(entry):
+    model, inputs = build(entry)
+    ticketed = mptify.transform(model, bits="1/1", prune=0.75)
+    with torch.no_grad():
+        if not isinstance(ticketed, TicketGraph):  # detectors and the like, of which parts have graphs
+            with pytest.raises(MptifyError, match="only parts have a graph"):
+                mptify.pack(ticketed.eval(), inputs[0] if isinstance(inputs[0], torch.Tensor) else torch.zeros(1))
+            return
+        (x,) = (exact(one) for one in inputs)
+        ticketed.train()(x)
+        program = mptify.pack(ticketed.eval(), x)
+        for ours, theirs in zip(flat(program(x)), flat(ticketed(x)), strict=True):
+            if entry.name in ROUNDED:
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+            else:
+                assert torch.equal(ours, theirs)
+    packed = sum(isinstance(module, (BitslicedConv, PopcountLinear, PixelConv)) for module in program.modules())
+    assert packed > 0
+
+
+@pytest.mark.parametrize("residual", ["binary", "real"])
+def test_norms_of_every_kind(residual):
+    """Signs change exactly where the float path's do, whatever the norms; on several sizes, with one program."""
+    from mptify.models import resnet18_cifar
+
+    torch.manual_seed(3)
+    ticketed = shaken_(mptify.transform(resnet18_cifar(), bits="1/1", prune=0.9, residual=residual)).eval()
+    program = mptify.pack(ticketed, torch.randn(1, 3, 32, 32))
+    for size in ((32, 32), (40, 24), (33, 65)):
+        x = exact(torch.randn(2, 3, *size))
+        with torch.no_grad():
+            assert torch.equal(program(x), ticketed(x))
+
+
+def test_what_cannot_be_packed_is_told():
+    ticketed = mptify.transform(Plain(), bits="1/1", prune=0.5)
+    with pytest.raises(MptifyError, match=r"call model\.eval\(\) first"):
+        mptify.pack(ticketed.train(), images())
+    with pytest.raises(MptifyError, match="are for 1/1 tickets"):
+        mptify.pack(mptify.transform(Plain(), bits="1/32", prune=0.5).eval(), images())
+    with pytest.raises(MptifyError, match="run on CPUs"):
+        mptify.pack(ticketed.eval().to("meta"), images())
+
+
+def test_without_a_compiler_the_float_path_runs(monkeypatch):
+    ticketed = mptify.transform(Plain(), bits="1/1", prune=0.5).eval()
+    monkeypatch.setattr(compiler, "library", None)
+    with pytest.warns(UserWarning, match="without a C\\+\\+ compiler"):
+        assert mptify.pack(ticketed, images()) is ticketed
+
+
+def test_thresholds_are_where_the_answers_change():
+    least = torch.tensor([-7.0, 0.0, 3.0, 99.0, -99.0])
+    turned = torch.tensor([False, True, False, False, True])
+
+    def tail(sums, shortcut):
+        reached = sums + 2 * shortcut >= least.view(1, -1, 1, 1)
+        return torch.where(reached != turned.view(1, -1, 1, 1), 1.0, -1.0)
+
+    found = find_thresholds(tail, 5, 20, shortcut=True)
+    assert found.falling.tolist() == [False, True, False, False, False]
+    assert found.least.tolist() == [[-5, -1, 5, 21, 21], [-9, 3, 1, 21, 21]]
+    assert find_thresholds(lambda sums, _: torch.where(sums.abs() > 3, 1.0, -1.0), 5, 20, shortcut=False) is None
+
+
+def test_real_thresholds_are_the_very_numbers():
+    norm = nn.BatchNorm2d(200).eval()
+    shaken_(norm)
+
+    def tail(sums, _):
+        return torch.where(norm(sums * 0.37) >= 0, 1.0, -1.0)
+
+    with torch.no_grad():
+        found = find_real_thresholds(tail, 200)
+        least = found.least.view(1, -1, 1, 1)
+        finite = least.isfinite().view(-1)
+        assert (tail(least, 0).view(-1) > 0)[finite].all()
+        beyond = torch.where(found.falling.view(1, -1, 1, 1), torch.inf, -torch.inf)
+        assert (tail(torch.nextafter(least, beyond), 0).view(-1) < 0)[finite].all()
+        assert finite.sum() > 100
+        for x in (-1e30, 0.0, 1e30):
+            always = (tail(torch.full((1, 200, 1, 1), x), 0) > 0).view(-1)
+            assert torch.equal(always[~finite], found.least[~finite] < 0)
