@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mptify.runtime.library import Job, Shape, library
-from mptify.runtime.planes import Planes, in_order, row_bytes, stride_of
+from mptify.runtime.planes import Planes, Prepared, in_order, row_bytes, stride_of
 
 __all__ = ["BitslicedConv", "Geometry", "fits", "survivors"]
 
@@ -99,7 +99,7 @@ def survivors(weight: Tensor, channels: int) -> tuple[np.ndarray, ...]:
     return f, group * signs.shape[1] + c, kh, kw, signs[f, c, kh, kw] > 0
 
 
-class BitslicedConv(nn.Module):
+class BitslicedConv(Prepared):
     """Signs of thresholded sums, or the sums themselves. `weight` is M ⊙ B: -1, 0 or 1.
 
     `thresholds` [sets][filters]: an output is +1 where its sum reaches its filter's. With two sets, the second holds where the
@@ -127,7 +127,6 @@ class BitslicedConv(nn.Module):
         self.register_buffer("starts", torch.from_numpy(starts.astype(np.int64)))
         self.register_buffer("thresholds", None if thresholds is None else thresholds.to(torch.int32))
         self.which_cpu = -1  # the best
-        self._tables: _Tables | None = None
 
     def at(self, size: tuple[int, int]) -> Geometry:
         """Get ready for images of another size."""

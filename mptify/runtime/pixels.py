@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mptify.runtime.bitsliced import Geometry, survivors
 from mptify.runtime.library import Pixels, library
-from mptify.runtime.planes import Planes, row_bytes, stride_of
+from mptify.runtime.planes import Planes, Prepared, row_bytes, stride_of
 from mptify.runtime.thresholds import Thresholds
 
 __all__ = ["PixelConv"]
 
 
-class PixelConv(nn.Module):
+class PixelConv(Prepared):
     """Signs of thresholded sums of pixels. `weight` is M ⊙ B: -1, 0 or 1."""
 
     taps: Tensor
@@ -33,7 +33,6 @@ class PixelConv(nn.Module):
         self.register_buffer("thresholds", found.least.to(torch.float32))
         self.register_buffer("falling", found.falling.to(torch.uint8))
         self.which_cpu = -1  # the best
-        self._tables: _Tables | None = None
 
     def forward(self, x: Tensor) -> Planes:
         if self._tables is None or tuple(x.shape[2:]) != self.geometry.size:

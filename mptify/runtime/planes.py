@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mptify.runtime.library import Shape, library
 
-__all__ = ["LAYOUTS", "Planes", "in_order", "pack", "pack_as", "pool", "row_bytes", "stride_of", "unpack"]
+__all__ = ["LAYOUTS", "Planes", "Prepared", "in_order", "pack", "pack_as", "pool", "row_bytes", "stride_of", "unpack"]
 
 
 def row_bytes(width: int) -> int:
@@ -48,6 +48,19 @@ class Planes:
 
 
 LAYOUTS = ("channels", "tokens", "vectors")
+
+
+class Prepared(nn.Module):
+    """A layer with `_tables` for its kernel, full of addresses: made anew where its buffers are copied or moved."""
+
+    _tables: Any = None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._tables = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tables": None}
 
 
 def pack_as(layout: str, x: Tensor) -> Planes:

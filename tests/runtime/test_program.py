@@ -1,5 +1,7 @@
 """Packed programs against the float path: same logits, for networks of every kind."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -74,6 +76,19 @@ def test_norms_of_every_kind(residual):
         x = exact(torch.randn(2, 3, *size))
         with torch.no_grad():
             assert torch.equal(program(x), ticketed(x))
+
+
+def test_copies_stand_on_their_own():
+    torch.manual_seed(4)
+    ticketed = mptify.transform(Plain(), bits="1/1", prune=0.5).eval()
+    program = mptify.pack(ticketed, images())
+    with torch.no_grad():
+        expected = program(images())
+        copied = copy.deepcopy(program)
+        moved = copy.deepcopy(program)._apply(torch.clone)
+        del program
+        for one in (copied, moved):
+            assert torch.equal(one(images()), expected)
 
 
 def test_what_cannot_be_packed_is_told():
