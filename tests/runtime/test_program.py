@@ -26,6 +26,8 @@ pytestmark = [
 # Attention and layer norms see numbers that lie in memory in another order, and are summed up in another.
 ROUNDED = {"poolformerv2_s12", "vitamin_small_224"}
 
+THREE_DIMENSIONS = {"r3d_18", "mc3_18", "r2plus1d_18", "s3d"}  # all of their convolutions, which stay float
+
 
 def shaken_(model):
     """Norms with weights of all kinds: negative, zero, huge and tiny."""
@@ -61,7 +63,7 @@ def test_logits_are_those_of_the_float_path(entry):
             else:
                 assert torch.equal(ours, theirs)
     packed = sum(isinstance(module, (BitslicedConv, PopcountLinear, PixelConv)) for module in program.modules())
-    assert packed > 0
+    assert (packed > 0) == (entry.name not in THREE_DIMENSIONS)
 
 
 @pytest.mark.parametrize("residual", ["binary", "real"])
