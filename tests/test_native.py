@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import mptify
 from mptify import functional, native
 from mptify.native import build
+from mptify.runtime import library as packed
 from tests.nets import Plain, images
 
 compiled = pytest.mark.skipif(native.library is None, reason="no C++ compiler was there when mptify was installed")
@@ -29,8 +30,9 @@ def choice(scores, weight, kept, kind=False, hint=native.NO_HINT):
     return out, gain, after
 
 
-def test_the_library_was_built_where_there_is_a_compiler():
-    assert (native.library is not None) or not any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+@pytest.mark.parametrize("library", [native.library, packed.library], ids=["ticket", "packed"])
+def test_the_libraries_were_built_where_there_is_a_compiler(library):
+    assert (library is not None) or not any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 
 
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5])

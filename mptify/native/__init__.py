@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mptify.native.build import library_of
+from mptify.native.build import open_library
 
 __all__ = ["NO_HINT", "Hint", "can_choose", "can_map", "choose", "library", "pull", "pull_sign", "sign"]
 
@@ -33,11 +33,8 @@ NO_HINT = Hint(0, 0)
 
 
 def _load() -> ctypes.CDLL | None:
-    try:
-        found = ctypes.CDLL(str(library_of(Path(__file__).with_name("ticket.cpp"))))
-        if found.mptify_edition() != _EDITION:
-            return None
-    except (OSError, AttributeError):
+    found = open_library(Path(__file__).with_name("ticket.cpp"), "mptify_edition", _EDITION)
+    if found is None:
         return None
     address, count, number, bits = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint32
     found.mptify_select.restype = bits

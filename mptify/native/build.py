@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shlex
@@ -18,6 +19,15 @@ FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno",
 
 def library_of(source: Path) -> Path:
     return source.with_name(f"_{source.stem}.{'dll' if sys.platform == 'win32' else 'so'}")
+
+
+def open_library(source: Path, edition_of: str, edition: int) -> ctypes.CDLL | None:
+    """The library of a source, if it was built, and from this edition of it."""
+    try:
+        found = ctypes.CDLL(str(library_of(source)))
+        return found if getattr(found, edition_of)() == edition else None
+    except (OSError, AttributeError):
+        return None
 
 
 def build(source: Path) -> Path | None:

@@ -5,16 +5,12 @@
 // puts a NaN above everything.
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <thread>
 #include <vector>
 
-#ifndef _WIN32
-#include <dlfcn.h>
-#endif
+#include "team.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && defined(__linux__) && !defined(MPTIFY_ONE_CPU)
 #define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -47,42 +43,11 @@ constexpr uint32_t kSign = 0x80000000u;
 
 inline uint32_t magnitude(float value) { return bits_of(value) & ~kSign; }
 
-// Torch's OpenMP threads, if its library is in this process: threads of our own would wait for a core on which one of
-// those still spins, for longer than the work takes.
-struct Team {
-  void (*start)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
-
-  Team() {
-#ifndef _WIN32
-    start = (decltype(start))dlsym(RTLD_DEFAULT, "GOMP_parallel");
-#endif
-  }
-};
-
 // work(part, begin, end) on consecutive parts of [0, count), each a whole number of blocks.
 template <class Work>
 void in_parts(int64_t count, int parts, const Work& work) {
-  static const Team team;
   const int64_t share = (count / parts + kBlock) / kBlock * kBlock;
-  struct Task {
-    std::atomic<int> next{0};
-    const Work* work;
-    int64_t count, share;
-    int parts;
-
-    void run() {  // a team may come with fewer threads than asked for: whoever is free takes the next part
-      for (int part; (part = next++) < parts;) (*work)(part, std::min(count, part * share), std::min(count, (part + 1) * share));
-    }
-  } task;
-  task.work = &work, task.count = count, task.share = share, task.parts = parts;
-  if (parts > 1 && team.start)
-    team.start([](void* data) { ((Task*)data)->run(); }, &task, (unsigned)parts, 0);
-  else {
-    std::vector<std::thread> others;
-    for (int part = 1; part < parts; part++) others.emplace_back([&] { task.run(); });
-    task.run();
-    for (auto& other : others) other.join();
-  }
+  in_team(parts, [&](int part) { work(part, std::min(count, part * share), std::min(count, (part + 1) * share)); });
 }
 
 int parts_for(int64_t count, int threads) { return (int)std::max<int64_t>(1, std::min<int64_t>(threads, count / kGrain)); }

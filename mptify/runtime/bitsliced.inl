@@ -30,7 +30,7 @@ static inline __attribute__((always_inline)) void add3(Word& carry, Word& sum, W
   sum = half ^ c;
 }
 
-// Adds planes, four to thirty-two at a time; which of them, says `index`, in units of UNIT bytes.
+// Adds planes, four to thirty-two at a time; which of them, says `index`, in units of `unit` bytes.
 template <int BITS>
 struct Counters {
   Word count[BITS];

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from mptify.native.build import library_of
+from mptify.native.build import open_library
 
 __all__ = ["Job", "Pixels", "Popcount", "Shape", "cpu_names", "library"]
 
@@ -49,11 +49,8 @@ class Popcount(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL | None:
-    try:
-        found = ctypes.CDLL(str(library_of(Path(__file__).with_name("packed.cpp"))))
-        if found.mptify_packed_edition() != _EDITION:
-            return None
-    except (OSError, AttributeError):
+    found = open_library(Path(__file__).with_name("packed.cpp"), "mptify_packed_edition", _EDITION)
+    if found is None:
         return None
     address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     shape, job = ctypes.POINTER(Shape), ctypes.POINTER(Job)

@@ -4,10 +4,8 @@
 // pruned one costs nothing, and BatchNorm with sign is a threshold that the counters start from: bitsliced.inl.
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -15,9 +13,7 @@
 #include <immintrin.h>
 #endif
 
-#ifndef _WIN32
-#include <dlfcn.h>
-#endif
+#include "../native/team.h"
 
 namespace {
 
@@ -41,32 +37,22 @@ inline uint64_t eight_bytes(const uint8_t* from) {
   return bits;
 }
 
-// 8 comparisons, as bits: least <= numbers, or least >= numbers.
-inline uint8_t at_most(float least, const float* numbers) {
+// 8 comparisons, as bits: least <= numbers, or if `falling` least >= numbers.
+inline uint8_t reached(float least, const float* numbers, bool falling) {
 #ifdef __SSE2__
-  const __m128 bound = _mm_set1_ps(least);
-  return (uint8_t)(_mm_movemask_ps(_mm_cmple_ps(bound, _mm_loadu_ps(numbers))) | _mm_movemask_ps(_mm_cmple_ps(bound, _mm_loadu_ps(numbers + 4))) << 4);
+  const __m128 bound = _mm_set1_ps(least), low = _mm_loadu_ps(numbers), high = _mm_loadu_ps(numbers + 4);
+  const int bits = falling ? _mm_movemask_ps(_mm_cmpge_ps(bound, low)) | _mm_movemask_ps(_mm_cmpge_ps(bound, high)) << 4
+                           : _mm_movemask_ps(_mm_cmple_ps(bound, low)) | _mm_movemask_ps(_mm_cmple_ps(bound, high)) << 4;
 #else
   unsigned bits = 0;
-  for (int k = 0; k < 8; k++) bits |= (unsigned)(least <= numbers[k]) << k;
-  return (uint8_t)bits;
+  for (int k = 0; k < 8; k++) bits |= (unsigned)(falling ? least >= numbers[k] : least <= numbers[k]) << k;
 #endif
-}
-
-inline uint8_t at_least(float least, const float* numbers) {
-#ifdef __SSE2__
-  const __m128 bound = _mm_set1_ps(least);
-  return (uint8_t)(_mm_movemask_ps(_mm_cmpge_ps(bound, _mm_loadu_ps(numbers))) | _mm_movemask_ps(_mm_cmpge_ps(bound, _mm_loadu_ps(numbers + 4))) << 4);
-#else
-  unsigned bits = 0;
-  for (int k = 0; k < 8; k++) bits |= (unsigned)(least >= numbers[k]) << k;
   return (uint8_t)bits;
-#endif
 }
 
 // A convolution of ordinary numbers on one image.
 struct Pixels {
-  const float* numbers;     // padded, columns of like phase side by side: see `deal`
+  const float* numbers;     // padded, columns of like phase side by side: see `mptify_packed_pixels`
   const int32_t* index;     // where each survivor finds its numbers, from a row's first on
   const int64_t* starts;    // where in `index` the negative survivors of filter f begin [2 f], and the positive ones [2 f + 1]
   const float* thresholds;  // [filters]
@@ -218,36 +204,13 @@ void run_words(const Cpu& cpu, const Job& job, int64_t bytes, int64_t first, int
     if (cpu.widths[i].bytes >= bytes - whole) return cpu.widths[i].run(job, whole, bytes, first, last);
 }
 
-// -- threads ----------------------------------------------------------------------------------------------------------------
+const Cpu& cpu_of(int which) { return which < 0 ? cpus().back() : cpus()[which]; }
 
-// work(begin, end) on parts of [0, count), by torch's OpenMP threads if its library is in this process.
+// work(begin, end) on parts of [0, count), none of them shorter than `grain`.
 template <class Work>
 void in_parts(int64_t count, int threads, int64_t grain, const Work& work) {
-  using Start = void (*)(void (*)(void*), void*, unsigned, unsigned);
-  static const Start start = [] {
-#ifndef _WIN32
-    return (Start)dlsym(RTLD_DEFAULT, "GOMP_parallel");
-#else
-    return (Start) nullptr;
-#endif
-  }();
-  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(threads, count / std::max<int64_t>(grain, 1)));
-  if (parts == 1) return work((int64_t)0, count);
-  struct Task {
-    std::atomic<int64_t> next{0};
-    const Work* work;
-    int64_t count, parts;
-
-    void run() {  // a team may come with fewer threads than asked for: whoever is free takes the next part
-      for (int64_t part; (part = next++) < parts;) (*work)(count * part / parts, count * (part + 1) / parts);
-    }
-  } task;
-  task.work = &work, task.count = count, task.parts = parts;
-  if (start) return start([](void* data) { ((Task*)data)->run(); }, &task, (unsigned)parts, 0);
-  std::vector<std::thread> others;
-  for (int64_t part = 1; part < parts; part++) others.emplace_back([&] { task.run(); });
-  task.run();
-  for (std::thread& other : others) other.join();
+  const int parts = (int)std::max<int64_t>(1, std::min<int64_t>(threads, count / grain));
+  in_team(parts, [&](int part) { work(count * part / parts, count * (part + 1) / parts); });
 }
 
 // -- rows of bits -------------------------------------------------------------------------------------------------------------
@@ -368,7 +331,7 @@ const char* mptify_packed_cpu(int which) { return cpus()[which].name; }
 void mptify_packed_conv(
     const uint8_t* image, int64_t in_stride, const Shape* shape, const int64_t* phases, const Job* given, int64_t filters, uint8_t* scratch,
     float* dots, const int16_t* bias, const uint8_t* classes, int64_t class_count, int which_cpu, int threads) {
-  const Cpu& cpu = which_cpu < 0 ? cpus().back() : cpus()[which_cpu];
+  const Cpu& cpu = cpu_of(which_cpu);
   in_parts(shape->channels, threads, 16, [&](int64_t begin, int64_t end) { expand(image, *shape, phases, in_stride, scratch, begin, end); });
   const int64_t planes = shape->channels * shape->kernel_w * shape->phases * shape->rows * shape->out_bytes;
   std::memset(scratch + planes, 0, shape->rows * shape->out_bytes + 128);
@@ -400,10 +363,10 @@ void mptify_packed_conv(
 }
 
 // One image through a first layer. `scratch` holds [channels][phases of columns][padded rows][length] floats, all zeros but for
-// what is written here, and 64 more.
+// what is written here, and 256 more.
 void mptify_packed_pixels(
     const float* image, const Shape* shape, const Pixels* given, float* scratch, int64_t length, int which_cpu, int threads) {
-  const Cpu& cpu = which_cpu < 0 ? cpus().back() : cpus()[which_cpu];
+  const Cpu& cpu = cpu_of(which_cpu);
   const int64_t rows = shape->height + 2 * shape->pad_h, step = shape->stride_w;
   for (int64_t channel = 0; channel < shape->channels; channel++)
     for (int64_t y = 0; y < shape->height; y++) {
@@ -421,7 +384,7 @@ void mptify_packed_pixels(
 }
 
 void mptify_packed_popcount(const Popcount* job, int64_t filters, int which_cpu, int threads) {
-  const Cpu& cpu = which_cpu < 0 ? cpus().back() : cpus()[which_cpu];
+  const Cpu& cpu = cpu_of(which_cpu);
   in_parts(filters, threads, 64, [&](int64_t begin, int64_t end) { cpu.popcount(*job, begin, end); });
 }
 
@@ -436,7 +399,7 @@ void mptify_packed_pack(
         uint8_t* row = planes + channel * stride + y * row_bytes;
         int64_t x = 0;
         if (steps[2] == 1)
-          for (; x + 8 <= width; x += 8) row[x / 8] = at_most(0, from + x);
+          for (; x + 8 <= width; x += 8) row[x / 8] = reached(0, from + x, false);
         for (; x < width; x += 8) {
           unsigned bits = 0;
           for (int64_t k = 0; k < std::min<int64_t>(8, width - x); k++) bits |= (unsigned)(0 <= from[(x + k) * steps[2]]) << k;

@@ -47,7 +47,7 @@ static void run(const Pixels& job, int64_t begin, int64_t end) {
         const int64_t count = std::min<int64_t>(most, job.width - x);
         const float least = job.thresholds[f];
         const bool falling = job.falling[f];
-        for (int64_t i = 0; i < count; i += 8) row[(x + i) / 8] = falling ? at_least(least, sums + i) : at_most(least, sums + i);
+        for (int64_t i = 0; i < count; i += 8) row[(x + i) / 8] = reached(least, sums + i, falling);
       }
     }
 }

@@ -13,8 +13,7 @@ from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import Planes, pack, pack_as, pool, unpack
 from mptify.runtime.thresholds import Thresholds
 
-compiled = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
-pytestmark = compiled
+pytestmark = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
 CPUS = range(len(cpu_names()))
 
 
