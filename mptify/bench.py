@@ -196,7 +196,7 @@ def ticket_size(name: str, bits: str, prune: float) -> TicketSize:
             layer.scores.normal_(generator=generator)
         ticketed(*catalog.example_inputs(entry, model))
     ticket = ticket_of(ticketed.eval())
-    entropy = sum(mask_entropy(layer.mask.size, layer.kept) for layer in ticket.layers.values()) / 8
+    entropy = sum(mask_entropy(layer.size, layer.kept) for layer in ticket.layers.values()) / 8
     stored = ticket.stored_floats + len(ticket.layers)
     packed = b"".join(np.packbits(layer.mask).tobytes() for layer in ticket.layers.values())
     floats = 4 * sum(value.size for value in ticket.floats.values())

@@ -244,3 +244,27 @@ def quick_init() -> Iterator[None]:
     finally:
         for name, careful in saved.items():
             setattr(nn.init, name, careful)
+
+
+@contextmanager
+def hollow() -> Iterator[None]:
+    """Build networks whose parameters are on `meta`, and all else where it belongs: for weights that come from elsewhere.
+
+    A parameter exists until it is registered, so that no two layers' weights are in memory at once. One that two modules
+    share is shared afterwards too.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None and not param.is_meta:
+            empty = getattr(param, "_hollow", None)
+            if empty is None:
+                empty = param._hollow = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)  # type: ignore[attr-defined]
+            self._parameters[name] = empty
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

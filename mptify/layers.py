@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mptify import functional, randomness
 from mptify.applying import EscapedWeight, along, apply_weight
-from mptify.errors import CannotConvert
+from mptify.bare import Bare
+from mptify.errors import BadSpec, CannotConvert
 from mptify.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.spec import TicketSpec
 from mptify.threshold import SharedThreshold
@@ -31,11 +32,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Ticketed:
+class Ticketed(Bare):
     r"""What every ticket layer offers: `scores`, `mask`, `gain`, `sign`, `frozen`, `kept`, `ticket_weight()`.
 
     A mixin in front of a torch layer's class. `frozen` holds W and never changes; `scores` is the only parameter that
     stands for the weights. Mask and gain are recomputed when the scores have changed since, and only then.
+
+    A layer that was loaded from a file is *bare* ([`Bare`][mptify.bare.Bare]).
 
     With 1-bit activations `weight` is $M \odot B$ and the gain multiplies the layer's output:
     the accumulation is then a sum of ±1, an integer, the same on every device.
@@ -123,6 +126,11 @@ class Ticketed:
         self._parameters["frozen"] = other.frozen
         self.ticket_name, self.kept, self.deviation = other.ticket_name, other.kept, other.deviation
 
+    @classmethod
+    def stands_for(cls) -> type:
+        """The class of the ordinary layers that tickets of this class take the place of."""
+        return cls.__bases__[1]
+
     # -- what it is ---------------------------------------------------------------------------------------------------
 
     @property
@@ -141,6 +149,8 @@ class Ticketed:
     def mask(self) -> Tensor:
         """Which weights survive (bool)."""
         weight, gain, _ = self._live()
+        if self._mask is None and self.is_bare:
+            return weight != 0
         if self._mask is None:
             visible = self.weight_bits == 1 and not weight.is_meta and bool(gain > 0)  # whether each survivor shows
             self._mask = weight != 0 if visible else functional.select_mask(self.scores, self.kept)
@@ -173,10 +183,14 @@ class Ticketed:
         return self._attached(weight, gain, divide=self.gain_outside)
 
     def _attached(self, weight: Tensor, gain: Tensor, divide: bool) -> Tensor:
+        if self.is_bare:
+            return weight
         return functional.attach(self.scores, self.frozen, weight, gain, self.score_grad, divide)
 
     def _live(self) -> functional.Chosen:
         """Effective weight and gain, up to date."""
+        if self.is_bare:
+            return functional.Chosen(self._fetched(), self.bare_gain)
         if torch.compiler.is_exporting():  # what is exported is a snapshot, taken by `eval()`
             if self._chosen is None:
                 raise CannotConvert(f"{self.ticket_name}: call eval() on the model before exporting it, so that its mask is settled.")
@@ -193,6 +207,8 @@ class Ticketed:
 
     def refresh_(self) -> None:
         """Recompute mask and gain if the scores, or how many to keep, changed since the last time."""
+        if self.is_bare:
+            return
         if self.threshold is not None:
             self.threshold.refresh_()
             return
@@ -233,19 +249,24 @@ class Ticketed:
 
         The scores are 1 for survivors and 0 for the rest. With 1-bit weights, all of `frozen` are ±`gain`: then the mask, the
         gain and the effective weight that are set here are those that the scores give again, whenever they are asked.
-        A threshold shared with other layers is given up.
+        A threshold shared with other layers is given up. A bare layer takes the effective weight alone.
         """
         self.threshold = None
         self.kept = kept
+        size = gain if self.weight_bits == 1 else 1.0
+        if self.is_bare:
+            self._hold_bare_(self.bare_weight(mask, frozen), mask, size)
+            return
         self.frozen.copy_(frozen)
         self.scores.copy_(mask)
         weight = torch.empty_like(self.frozen) if self._chosen is None else self._chosen.weight.detach()
         torch.mul(functional.sign(self.frozen) if self.gain_outside else self.frozen, self.scores, out=weight)
-        size = gain if self.weight_bits == 1 else 1.0
         self._settle(functional.Chosen(weight, torch.tensor(size, dtype=torch.float32, device=self.scores.device)))
 
     def set_prune_(self, prune: float) -> None:
         """Remove another fraction from now on (a prune schedule's step)."""
+        if self.is_bare:
+            raise BadSpec(f"{self.ticket_name}: was loaded from a file without scores, which would say what to remove.")
         if self.threshold is not None:
             self.threshold.set_prune_(prune)
         else:
@@ -270,7 +291,7 @@ class Ticketed:
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Scores and frozen weights are float32 masters: `.half()` changes what is computed in, never them.
-        masters = (self.scores, self.frozen, self.scores.grad)
+        masters = (self.frozen, self.bare_gain) if self.is_bare else (self.frozen, self.scores, self.scores.grad)
 
         def keeping_masters_wide(tensor: Tensor) -> Tensor:
             applied = fn(tensor)
@@ -280,12 +301,15 @@ class Ticketed:
             return applied
 
         super()._apply(keeping_masters_wide, recurse)  # type: ignore[misc]
+        if self.is_bare:
+            self._mask = None if self._mask is None else fn(self._mask)
+            return self
         self._forget()
         self._refresh_in_eval()
         return self
 
     def _refresh_in_eval(self) -> None:
-        if not self.training and not self.scores.is_meta and self.threshold is None:
+        if not self.training and not self.frozen.is_meta and self.threshold is None:
             self.refresh_()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -294,14 +318,15 @@ class Ticketed:
 
     def __getstate__(self) -> dict:
         # Caches stay behind; ids and version counters of another object mean nothing in a copy.
-        return self.__dict__ | {"_chosen": None, "_mask": None, "_seen": None, "_running": {}}
+        mask = self._mask if self.is_bare else None
+        return self.__dict__ | {"_chosen": None, "_mask": mask, "_seen": None, "_running": {}}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self._refresh_in_eval()
 
     def __reduce__(self) -> Any:
-        base = type(self) if type(self).__module__ != _DYNAMIC_MODULE else type(self).__mro__[2]
+        base = type(self) if type(self).__module__ != _DYNAMIC_MODULE else self.stands_for()
         return _empty_ticket, (base, self._weight_name), self.__getstate__()
 
     # -- running -------------------------------------------------------------------------------------------------------
@@ -333,7 +358,7 @@ class Ticketed:
     def extra_repr(self) -> str:
         plain = super().extra_repr()  # type: ignore[misc]
         plain = re.sub(r", (bias=False|stride=\(1(, 1)*,?\))", "", plain)
-        gain = "meta" if self.scores.is_meta else f"{float(self.gain):.4f}"
+        gain = "meta" if self.frozen.is_meta else f"{float(self.gain):.4f}"
         tail = f"bits={self.weight_bits}/{self.activation_bits}, kept={self.kept}/{self.count}, gain={gain}"
         return f"{plain}, {tail}" if plain else tail
 

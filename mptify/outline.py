@@ -213,7 +213,7 @@ def _plain_twin(model: nn.Module) -> nn.Module:
                 module._parameters[name.removesuffix("_ticket")] = ticket._parameters["frozen"]
         if isinstance(module, Ticketed) and not isinstance(module, TicketParameter):
             module._parameters[module._weight_name] = module._parameters.pop("frozen")
-            module.__class__ = type(module).__mro__[2]
+            module.__class__ = module.stands_for()
     return twin
 
 

@@ -60,7 +60,7 @@ class SearchSpec(BaseModel):
         ("scores", "dense", "other"), description="Which parameters decay: scores, norm, bias, other, dense."
     )
     schedule: Literal["cosine", "constant"] = Field("cosine", description="What the learning rate does after the warm-up.")
-    warmup: float = Field(0.0, ge=0, description="Epochs in which the learning rate rises from 0.")
+    warmup: float = Field(0.5, ge=0, description="Epochs in which the learning rate rises from 0.")
     prune_ramp: float = Field(0.0, ge=0, description="Epochs in which the pruned fraction rises to its value, along a cubic curve.")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of a label that is spread over all classes.")
     clip: float | None = Field(None, gt=0, description="Largest norm of the gradient of all parameters; larger ones are scaled down.")
@@ -108,6 +108,11 @@ class DataSpec(BaseModel):
         None, ge=1, description="Use only so many training images: the first ones in memory, any from folders."
     )
     val_images: int | None = Field(None, ge=1, description="Use only so many validation images, chosen likewise.")
+    holdout: int | None = Field(
+        None,
+        ge=1,
+        description="Validate on so many training images instead, not trained on then: settings can be chosen without the others.",
+    )
     crop: int = Field(0, ge=0, description="Pixels by which images in memory are shifted at random; what comes in at a border is mirrored.")
     flip: bool = Field(False, description="Flip half of the training images.")
     size: int | None = Field(None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given.")

@@ -67,8 +67,8 @@ def report(model: nn.Module) -> Report:
     layers = []
     for planned in plan.layers:
         layer = live[planned.name]
-        gain = None if layer.scores.is_meta else round(float(layer.gain), 6)
-        kept = layer.mask.sum().item() if plan.spec.scope == "global" and not layer.scores.is_meta else layer.kept
+        gain = None if layer.frozen.is_meta else round(float(layer.gain), 6)
+        kept = layer.mask.sum().item() if plan.spec.scope == "global" and not layer.frozen.is_meta else layer.kept
         layers.append(
             LayerReport(
                 name=planned.name,

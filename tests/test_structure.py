@@ -17,14 +17,15 @@ LEVELS = [
     ["settings"],
     ["native"],
     ["functional", "randomness"],
-    ["norms", "applying", "threshold"],
+    ["norms", "applying", "threshold", "bare"],
     ["layers"],
     ["surgery"],
     ["runtime"],
     ["catalog", "reporting", "picture", "outline"],
     ["ticket"],
     ["training"],
-    ["coverage", "bench"],
+    ["exporting", "predicting"],
+    ["coverage", "bench", "inference"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}

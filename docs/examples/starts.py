@@ -1,4 +1,7 @@
-"""Searches that start from something else: python docs/examples/starts.py [magnitude|narrow|last_norm] [cifar10.npz]"""
+"""Searches that start from something else: python docs/examples/starts.py [magnitude|narrow|last_norm] [cifar10.npz]
+
+Judged by training images that are held out, as the study in docs/search.md is.
+"""
 
 import sys
 
@@ -12,8 +15,8 @@ from mptify.training.sources import load_data
 
 start = sys.argv[1] if len(sys.argv) > 1 else "magnitude"
 if len(sys.argv) > 2:
-    network, epochs = conv4(), 5
-    train, val = load_data(DataSpec(source=f"arrays:{sys.argv[2]}", train_images=10_000, crop=4, flip=True))
+    network, epochs = conv4(), 3
+    train, val = load_data(DataSpec(source=f"arrays:{sys.argv[2]}", train_images=10_000, holdout=5_000, crop=4, flip=True))
 else:
     network, epochs = conv2(in_chans=1, input_size=8), 2
     train, val = load_data(DataSpec(source="digits", crop=1))

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from mptify.cli import bench, card, convert, diff, evaluate, inspect, search, verify, zoo
+from mptify.cli import bench, card, convert, diff, evaluate, export, inspect, predict, search, verify, zoo
 from mptify.errors import MptifyError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,8 @@ app = typer.Typer(
 app.command("convert")(convert.convert)
 app.command("search")(search.search)
 app.command("eval")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("export")(export.export)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -154,3 +155,128 @@ def ticket(
         table.add_row(size.network, size.bits, f"{100 * size.prune:.0f} %", *(f"{count:,.0f}" for count in counts))
     out.print(table)
     out.print(f"{speed.network}: saved in {speed.save:.2f} s; loaded in {speed.load:.2f} s, {speed.build:.2f} s of which build the network")
+
+
+@app.command("inference")
+def inference(
+    what: Annotated[str, typer.Argument(metavar="[FILE|MODEL]", help="A 1/1 ticket file, or a network to make one of.")] = "resnet18",
+    prune: Annotated[float, typer.Option(min=0, max=0.999, help="Of a network: the fraction to remove.")] = 0.75,
+    size: Annotated[int | None, typer.Option(min=8, help="Pixels of the image; what the network is made for unless given.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often to run each.")] = 15,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for all of them.")] = 1,
+    nodes: Annotated[bool, typer.Option(help="List the program's steps.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """One image through a packed 1/1 ticket: step by step, and beside torch and onnxruntime on the same architecture in float32."""
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from mptify import inference as measure
+    from mptify.cli.console import console
+
+    out = console()
+    _set_threads(threads)
+    with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
+        task = progress.add_task("timing", total=2 * (rounds + 2))
+        dense, ticketed, image = measure.from_file(what, size) if _is_file(what) else measure.ready_network(what, prune, size)
+        times = measure.network_times(dense, ticketed, image, rounds, lambda: progress.advance(task))
+    if as_json:
+        typer.echo(json.dumps(asdict(times) | {"float_share": times.float_share}, indent=1))
+        return
+    if nodes:
+        table = Table(box=None, pad_edge=False)
+        for column in ("step", "by", "ms", "share"):
+            table.add_column(column, justify="left" if column in ("step", "by") else "right")
+        total = sum(node.ms for node in times.nodes)
+        for node in times.nodes:
+            table.add_row(node.name, node.kernel, f"{node.ms:.3f}", f"{100 * node.ms / total:.1f} %")
+        out.print(table)
+    table = Table(box=None, pad_edge=False)
+    for column in (f"{what}, {image.shape[-1]} pixels, {threads} thread{'s' * (threads > 1)}", "ms", "packed is faster by"):
+        table.add_column(column, justify="left" if column.startswith(what) else "right")
+    labels = {"eager": "torch float32", "channels_last": "torch float32, channels_last", "onnxruntime": "onnxruntime float32"}
+    table.add_row("packed", f"{times.packed:.2f}", "")
+    for name, label in labels.items():
+        ms = getattr(times, name)
+        table.add_row(label, *(("not installed", "") if ms is None else (f"{ms:.2f}", f"{ms / times.packed:.1f}")))
+    out.print(table)
+    out.print(
+        f"Packed layers hold {times.survivors:,} of {times.weights:,} weights in {times.weight_bytes / 1e6:.2f} MB "
+        f"({8 * times.weight_bytes / max(times.survivors, 1):.1f} bits each); {100 * times.float_share:.0f} % of the time is torch's."
+    )
+
+
+@app.command("layers")
+def layers(
+    prune: Annotated[list[float] | None, typer.Option(min=0, max=0.999, help="Fractions to remove; 0.75 and 0.9 unless given.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often to run each.")] = 51,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for both.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """The 3×3 layers of ResNet-18's four stages on one image, packed, thresholds included, beside torch's float32 convolution."""
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from mptify import inference as measure
+    from mptify.cli.console import console
+
+    out = console()
+    _set_threads(threads)
+    cases = [(*stage, rate) for rate in prune or [0.75, 0.9] for stage in measure.STAGES]
+    with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
+        task = progress.add_task("timing", total=len(cases) * (rounds + 2))
+        found = [measure.layer_time(*case, rounds, lambda: progress.advance(task)) for case in cases]
+    if as_json:
+        typer.echo(json.dumps([asdict(one) | {"ratio": one.ratio} for one in found], indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("channels", "pixels", "pruned", "packed ms", "float32 ms", "ratio"):
+        table.add_column(column, justify="right")
+    for one in found:
+        figures = f"{100 * one.prune:.0f} %", f"{one.packed:.3f}", f"{one.dense:.2f}", f"{one.ratio:.1f}"
+        table.add_row(str(one.channels), f"{one.size}×{one.size}", *figures)
+    out.print(table)
+
+
+@app.command("prune")
+def prune_rates(
+    model: Annotated[str, typer.Argument(help="The network.")] = "resnet18",
+    plot: Annotated[Path | None, typer.Option(help="Draw it: a .png or .svg file.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often to run each.")] = 15,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for both.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Time of a packed 1/1 network against the fraction that is pruned, beside float32."""
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from mptify import inference as measure
+    from mptify.cli.console import console
+
+    out = console()
+    _set_threads(threads)
+    rates = [0.0, 0.25, 0.5, 0.625, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98]
+    with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
+        task = progress.add_task("timing", total=rounds + 2)
+        rows = measure.prune_times(model, rates, None, rounds, lambda: progress.advance(task))
+    if plot is not None:
+        measure.draw_prune_times(rows, model, plot)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("pruned", "packed ms", "float32 ms", "ratio"):
+        table.add_column(column, justify="right")
+    for rate, dense, packed in rows:
+        table.add_row(f"{100 * rate:.1f} %", f"{packed:.2f}", f"{dense:.1f}", f"{dense / packed:.1f}")
+    out.print(table)
+
+
+def _set_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _is_file(what: str) -> bool:
+    return Path(what).suffix != "" or Path(what).is_file()

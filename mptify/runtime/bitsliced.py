@@ -10,6 +10,7 @@ same taps form a class, and each class has thresholds of its own.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mptify.runtime.library import Job, Shape, library
+from mptify.runtime.library import Conv, Job, Shape, library
 from mptify.runtime.planes import Planes, Prepared, in_order, row_bytes, stride_of
 
-__all__ = ["BitslicedConv", "Geometry", "fits", "survivors"]
+__all__ = ["BitslicedConv", "Geometry", "fits", "runs_of", "survivors"]
 
 _COUNTERS = (6, 8, 9, 10, 11, 12, 13, 15)  # the kernel's choices of bits per sum
 _MOST_GROUPS = 64  # of classes
 _CLASSES = 3  # in a group
+_SPARE = 3  # offsets behind the last one, which the kernel may read
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,12 @@ class BitslicedConv(Prepared):
         order = np.lexsort((offsets, positive, f))
         lists = (2 * f + positive)[order]
         lengths = np.bincount(lists, minlength=2 * filters)
-        starts = np.concatenate([[0], np.cumsum(-(-lengths // 4) * 4)])  # added four at a time; the last of them may be zeros
-        index = np.full(starts[-1], self.geometry.planes * self.geometry.rows, np.uint16)
-        index[starts[lists] + np.arange(len(lists)) - (np.cumsum(lengths) - lengths)[lists]] = offsets[order]
+        index = np.concatenate([offsets[order], np.zeros(_SPARE, np.int64)]).astype(np.uint16)
         self.most_kept = int(lengths.reshape(filters, 2).sum(1).max())
         self.register_buffer("index", torch.from_numpy(index))
-        self.register_buffer("starts", torch.from_numpy(starts.astype(np.int64)))
+        self.register_buffer("starts", torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)))
         self.register_buffer("thresholds", None if thresholds is None else thresholds.to(torch.int32))
+        self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(order), 2 * len(order)
         self.which_cpu = -1  # the best
 
     def at(self, size: tuple[int, int]) -> Geometry:
@@ -140,26 +141,30 @@ class BitslicedConv(Prepared):
 
     def forward(self, x: Planes, shortcut: Planes | None = None) -> Any:
         """Planes of signs; where there are no thresholds, the sums (float32)."""
-        geometry = self.at((x.height, x.width))
+        tables, threads = self.tables_for(x), torch.get_num_threads()
+        assert library is not None
+        if self.thresholds is None:
+            sums = torch.empty((x.images, self.filters, *self.geometry.out_size))
+            for image, numbers in enumerate(sums):
+                conv = tables.conv_of(x, image)
+                library.mptify_packed_conv(
+                    conv, self.filters, numbers.data_ptr(), tables.runs.ctypes.data, len(tables.runs), self.which_cpu, threads
+                )
+            return in_order(sums, x.tokens)
+        planes = Planes.empty(x.images, self.filters, *self.geometry.out_size, x.tokens)
+        for image in range(x.images):
+            tables.job.shortcut = None if shortcut is None else shortcut.address_of(image)
+            tables.job.out = planes.address_of(image)
+            library.mptify_packed_conv(tables.conv_of(x, image), self.filters, None, None, 0, self.which_cpu, threads)
+        return planes
+
+    def tables_for(self, x: Planes) -> Any:
+        """Ready for images of this size."""
+        if (x.height, x.width) != self.geometry.size:
+            self.at((x.height, x.width))
         if self._tables is None:
             self._tables = _Tables(self)
-        tables, (height, width) = self._tables, geometry.out_size
-        planes = sums = None
-        if self.thresholds is None:
-            sums = torch.empty((x.images, self.filters, height, width))
-        else:
-            planes = Planes.empty(x.images, self.filters, height, width)
-            planes.tokens = x.tokens
-        assert library is not None
-        for image in range(x.images):
-            tables.job.shortcut = None if shortcut is None else shortcut.bits[image].data_ptr()
-            tables.job.out = None if planes is None else planes.bits[image].data_ptr()
-            library.mptify_packed_conv(
-                x.bits[image].data_ptr(), x.bits.stride(1), tables.shape, tables.phases.ctypes.data, tables.job, self.filters,
-                tables.scratch.data_ptr(), None if sums is None else sums[image].data_ptr(), tables.bias.ctypes.data,
-                tables.classes.ctypes.data, tables.bias.shape[1], self.which_cpu, torch.get_num_threads(),
-            )  # fmt: skip
-        return in_order(sums, x.tokens) if planes is None else planes
+        return self._tables
 
     def taps(self) -> np.ndarray:
         """[filters][2][rows][columns]: how many negative and positive survivors there are at each place of the kernel."""
@@ -167,13 +172,13 @@ class BitslicedConv(Prepared):
         down = np.arange(geometry.kernel[0]) * geometry.dilation[0]
         row_of = np.zeros((len(geometry.phases), geometry.rows), np.int64)
         row_of[np.searchsorted(geometry.phases, down % geometry.stride[0]), down // geometry.stride[0]] = np.arange(geometry.kernel[0])
-        offsets, starts = self.index.numpy().astype(np.int64), self.starts.numpy()
+        offsets, starts = self.index.numpy()[:-_SPARE].astype(np.int64), self.starts.numpy()
         plane, step = offsets // geometry.rows, offsets % geometry.rows
         row = row_of[plane % len(geometry.phases), step]
         column = plane // len(geometry.phases) % geometry.kernel[1]
         lists = np.repeat(np.arange(2 * self.filters), np.diff(starts))
         places = (lists * geometry.kernel[0] + row) * geometry.kernel[1] + column
-        counts = np.bincount(places[plane < geometry.planes], minlength=2 * self.filters * math.prod(geometry.kernel))
+        counts = np.bincount(places, minlength=2 * self.filters * math.prod(geometry.kernel))
         return counts.reshape(self.filters, 2, *geometry.kernel)
 
 
@@ -190,7 +195,7 @@ class _Tables:
         stride = stride_of(height, width)
         self.bias = np.zeros((layer.filters, len(rows) * len(columns)), np.int16)
         self.classes = (row_class[:, None] * len(columns) + column_class[None]).astype(np.uint8)
-        self.init = np.zeros((layer.filters, sets, groups, bits), np.uint8)
+        self.init = None if layer.thresholds is None else np.zeros((layer.filters, sets, groups, bits), np.uint8)
         self.unions = np.zeros((groups, 1 << _CLASSES, stride), np.uint8)
         taps = layer.taps()
         for i, seen_rows in enumerate(rows):
@@ -198,12 +203,9 @@ class _Tables:
                 negative, positive = taps[:, :, seen_rows][..., seen_columns].sum((2, 3)).T
                 self.bias[:, i * len(columns) + j] = positive - negative
                 group, place = i * per_row + j // _CLASSES, j % _CLASSES
-                for which in range(sets):
-                    if layer.thresholds is None:
-                        least = np.zeros(layer.filters, np.int64)
-                    else:
-                        least = -((negative - positive - layer.thresholds[which].numpy()) // 2)  # half of it, rounded up
-                        least = np.clip(least, -negative, positive + 1)
+                for which in range(sets if self.init is not None else 0):
+                    least = -((negative - positive - layer.thresholds[which].numpy()) // 2)  # half of it, rounded up
+                    least = np.clip(least, -negative, positive + 1)
                     for bit in range(bits):
                         self.init[:, which, group, bit] |= ((least - 1 >> bit & 1) << place).astype(np.uint8)
                 mask = np.zeros((height, row_bytes(width) * 8), np.uint8)
@@ -219,6 +221,47 @@ class _Tables:
         self.shape = geometry.shape()
         self.scratch = torch.empty((geometry.planes + 1) * geometry.rows * row_bytes(width) + 128, dtype=torch.uint8)
         self.job = Job(
-            index=layer.index.data_ptr(), starts=layer.starts.data_ptr(), init=self.init.ctypes.data, unions=self.unions.ctypes.data,
-            present=self.present.ctypes.data, unit=row_bytes(width), stride=stride, groups=groups, sets=sets, bits=bits,
+            index=layer.index.data_ptr(), starts=layer.starts.data_ptr(), init=None if self.init is None else self.init.ctypes.data,
+            unions=self.unions.ctypes.data, present=self.present.ctypes.data, unit=row_bytes(width), stride=stride, groups=groups,
+            sets=sets, bits=bits,
         )  # fmt: skip
+        self.runs = runs_of(self.classes, self.classes)
+        self.masks = _column_masks(geometry)
+        self.conv = Conv(
+            shape=ctypes.pointer(self.shape), phases=self.phases.ctypes.data, job=ctypes.pointer(self.job), scratch=self.scratch.data_ptr(),
+            bias=self.bias.ctypes.data, masks=None if self.masks is None else self.masks.ctypes.data, classes=self.bias.shape[1],
+        )  # fmt: skip
+
+    def conv_of(self, x: Planes, image: int) -> Conv:
+        """The convolution of one of the images."""
+        self.conv.image, self.conv.in_stride = x.address_of(image), x.stride
+        return self.conv
+
+
+def _column_masks(geometry: Geometry) -> np.ndarray | None:
+    """For each column of the kernel, the pixels of a plane, shifted as a whole, that come from the row that they stand in.
+
+    None where planes can't be shifted as a whole.
+    """
+    (height, width), out_width = geometry.size, geometry.out_size[1]
+    shifts = np.arange(geometry.kernel[1]) * geometry.dilation[1] - geometry.padding[1]
+    if geometry.stride != (1, 1) or row_bytes(width) != row_bytes(out_width) or abs(shifts).max() > 63:
+        return None
+    columns = np.arange(8 * row_bytes(width))
+    seen = (columns + shifts[:, None] >= 0) & (columns + shifts[:, None] < width) & (columns < out_width)
+    rows = np.packbits(seen, axis=1, bitorder="little")
+    masks = np.zeros((len(shifts), (height * row_bytes(width) + 15) // 8 * 8), np.uint8)
+    masks[:, : height * row_bytes(width)] = np.tile(rows, height)
+    return masks
+
+
+def runs_of(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Pixels in a row that are of one class in each of two layers: begin and end in a plane, the first pixel, the classes."""
+    height, width = one.shape
+    changes = np.ones((height, width), bool)
+    changes[:, 1:] = (one[:, 1:] != one[:, :-1]) | (other[:, 1:] != other[:, :-1])
+    y, x = np.nonzero(changes)
+    pixel = y * width + x
+    ends = np.append(pixel[1:], height * width)
+    begin = y * row_bytes(width) * 8 + x
+    return np.stack([begin, begin + ends - pixel, pixel, one[y, x], other[y, x]], axis=1).astype(np.int64)

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
+from mptify.applying import along
 from mptify.errors import MptifyError
-from mptify.layers import TicketConv2d, Ticketed, TicketLinear
-from mptify.norms import ChannelBatchNorm, Sign, TokenBatchNorm
+from mptify.layers import Ticketed
+from mptify.norms import Sign
 from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
+from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import LAYOUTS, Planes, pack_as, pool, unpack
-from mptify.runtime.thresholds import find_real_thresholds, find_thresholds
+from mptify.runtime.tails import Branch, Tail, Tails, is_plain_pool, is_through, module_of
+from mptify.runtime.thresholds import Thresholds, find_joint_thresholds, find_real_thresholds, find_thresholds
 
-__all__ = ["pack"]
-
-_THROUGH = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # what hands its input on in eval()
-_NORMS = {"channels": (nn.BatchNorm2d, ChannelBatchNorm), "tokens": (TokenBatchNorm,)}
-_ADD = (operator.add, operator.iadd, torch.add)
+__all__ = ["pack", "packed_layers"]
 
 
-def pack(model: nn.Module, example: Tensor) -> nn.Module:
+def pack(model: nn.Module, example: Tensor | None = None) -> nn.Module:
     """A packed program of a 1/1 ticket model on a CPU: takes and returns ordinary tensors, for inference only.
 
-    `example` is an input of the size that it will be used with; other sizes work too. Where mptify was installed without a C++
-    compiler, the model itself is returned, with a warning.
+    `example` is an input of the size that it will be used with; other sizes work too. Without one, it is what timm says that the
+    network was made for, or an image of 224 pixels. Where mptify was installed without a C++ compiler, the model itself is
+    returned, with a warning.
     """
     if model.training:
         raise MptifyError("A packed program is made from a model in eval(); call model.eval() first.")
@@ -41,160 +40,148 @@ def pack(model: nn.Module, example: Tensor) -> nn.Module:
         raise MptifyError("Packed programs are for 1/1 tickets: what 1/32 tickets gain is size, not speed.")
     if not isinstance(model, fx.GraphModule):
         raise MptifyError("Of this network only parts have a graph (detectors are such); packing needs one of the whole.")
-    if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers(), example)):
+    image = _usual_input(model) if example is None else example[:1]
+    if any(tensor.device.type != "cpu" for tensor in (*_state_of(model), image)):
         raise MptifyError("Packed programs run on CPUs; call model.cpu() first.")
     if library is None:
         warnings.warn("mptify was installed without a C++ compiler: this model runs as a float32 network.", stacklevel=2)
         return model
     with torch.no_grad():
-        ShapeProp(model).propagate(example[:1])
+        try:
+            ShapeProp(model).propagate(image)
+        except RuntimeError as error:
+            sizes = "×".join(map(str, image.shape))
+            raise MptifyError(f"The network can't take an input of {sizes}; pass one that it can: mptify.pack(model, example).") from error
         return _Compiler(model).run()
 
 
-@dataclass
-class _Tail:
-    """What stands between a layer and the sign behind it."""
+def _usual_input(model: nn.Module) -> Tensor:
+    config: Any = getattr(model, "pretrained_cfg", None)
+    return torch.zeros(1, *(config.get("input_size", (3, 224, 224)) if hasattr(config, "get") else (3, 224, 224)))
 
-    sign: fx.Node
-    steps: list[Any] = field(default_factory=list)
-    shortcut: fx.Node | None = None
-    before: int = 0  # steps in front of the shortcut's addition
-    pool: nn.MaxPool2d | None = None
-    nodes: set[fx.Node] = field(default_factory=set)
 
-    def behind(self, layer: Any, layout: str) -> Callable[[Tensor, float], Tensor]:
-        """The float path from the layer's sums (1 × filters × 1 × n) to signs."""
+def _state_of(model: nn.Module) -> Iterator[Tensor]:
+    """All tensors but the weights of layers that fetch them."""
+    for module in model.modules():
+        if not (isinstance(module, Ticketed) and module._fetch is not None):
+            yield from (tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None)
 
-        def run(sums: Tensor, shortcut: float) -> Tensor:
-            y = layer.finish(sums[:, :, 0].transpose(1, 2).contiguous() if layout == "tokens" else sums, layer.gain)
-            for step in self.steps[: self.before]:
-                y = step(y)
-            if self.shortcut is not None:
-                y = y + shortcut
-            for step in self.steps[self.before :]:
-                y = step(y)
-            y = torch.where(y >= 0, 1.0, -1.0)
-            return y.transpose(1, 2)[:, :, None] if layout == "tokens" else y
 
-        return run
+def packed_layers(program: nn.Module) -> list[Any]:
+    """The layers of a program that run on kernels, with their `weight_count`, `survivor_count` and `weight_bytes`."""
+    return [module for module in program.modules() if isinstance(module, (BitslicedConv, PixelConv, PopcountLinear))]
 
 
 class _Compiler:
     def __init__(self, model: fx.GraphModule):
         self.model = model
         self.modules = dict(model.named_modules())
+        self.tails = Tails(model)
+        self.binary = self.tails.binary
         self.root = nn.Module()
         self.graph = fx.Graph()
         self.floats: dict[fx.Node, fx.Node] = {}
         self.planes: dict[tuple[fx.Node, str], fx.Node] = {}
         self.before_sign: dict[fx.Node, fx.Node] = {}  # of signs that are not taken yet: what to take them of
-        self.absorbed: set[fx.Node] = set()
 
     def run(self) -> fx.GraphModule:
+        absorbed = {node for tail in self.tails.of.values() for node in tail.nodes}
         for node in self.model.graph.nodes:
-            if node not in self.absorbed:
+            if node not in absorbed:
                 self.convert(node)
         self.graph.lint()
         return fx.GraphModule(self.root, self.graph, f"Packed{type(self.model).__name__}").eval()
 
     def convert(self, node: fx.Node) -> None:
-        module = self.module_of(node)
+        module = module_of(node, self.modules)
         source: Any = node.args[0] if module is not None and node.args else None
         if isinstance(module, Sign):
-            self.before_sign[node] = self.float_of(source)
-        elif isinstance(module, _THROUGH) and self.is_binary(source):
+            self.take_sign(node, source)
+        elif is_through(module) and source in self.binary:
             self.hand_on(source, node)
-        elif _is_plain_pool(module) and self.is_binary(source):
+        elif is_plain_pool(module) and source in self.binary:
             self.planes[node, "channels"] = self.call(node, _Pool(module, None), self.planes_of(source, "channels"))
-        elif not (type(module) in (TicketConv2d, TicketLinear) and self.pack_layer(node, module, source)):
+        elif not self.pack_alone(node):
             if node.op in ("call_module", "get_attr"):
                 _put(self.root, str(node.target), operator.attrgetter(str(node.target))(self.model))
             self.floats[node] = self.graph.node_copy(node, self.float_of)
 
     # -- layers ----------------------------------------------------------------------------------------------------------------
 
-    def pack_layer(self, node: fx.Node, layer: Any, source: Any) -> bool:
-        """Whether a kernel could be found for this layer."""
-        if not layer.gain_outside or layer.before is not None or layer.weight.dtype != torch.float32:
-            return False
-        weight = layer.weight.detach().to(torch.int8)
-        if type(layer) is TicketLinear and self.is_binary(source) and len(_shape(source)) == 2:
-            self.finish(node, layer, PopcountLinear(weight), self.planes_of(source, "vectors"))
-            return True
-        if type(layer) is TicketLinear:
-            layout, weight = "tokens", weight[:, :, None, None]
-            geometry = Geometry(layer.in_features, (1, _shape(source)[1:-1].numel()), (1, 1))
-        elif layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            return False
-        else:
-            layout, size = "channels", _shape(source)[2:]
-            geometry = Geometry(layer.in_channels, (size[0], size[1]), layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-        tail = self.tail_of(node, layout)
-        if self.is_binary(source):
-            return self.pack_binary(node, layer, weight, source, tail, geometry, layout)
-        if layout == "tokens" or tail is None or tail.shortcut is not None:
-            return False
-        real = find_real_thresholds(tail.behind(layer, layout), len(weight))
-        self.end(node, tail, layout, self.call(node, PixelConv(weight, real, geometry), self.float_of(source)), real.falling)
-        return True
+    def take_sign(self, node: fx.Node, source: fx.Node) -> None:
+        tail = self.tails.of.get(node)
+        if tail is not None and self.pack_tail(node, tail):
+            return
+        for one in tail.nodes if tail is not None else ():  # as if there were no such tail
+            self.convert(one)
+        self.before_sign[node] = self.float_of(source)
 
-    def pack_binary(
-        self, node: fx.Node, layer: Any, weight: Tensor, source: fx.Node, tail: _Tail | None, geometry: Geometry, layout: str
-    ) -> bool:
-        kept = int((weight != 0).flatten(1).sum(1).max())
+    def pack_tail(self, sign: fx.Node, tail: Tail) -> bool:
+        """Whether there is a kernel for a layer with all that stands between it and the sign."""
+        branch = tail.branch
+        if branch.source not in self.binary:
+            return self.pack_first(sign, tail)
+        weight, geometry = branch.weight(), branch.geometry()
+        kept = _most_kept(weight)
         if not fits(geometry, kept):
             return False
-        inputs = [self.planes_of(source, layout)]
-        found = find_thresholds(tail.behind(layer, layout), len(weight), kept, tail.shortcut is not None) if tail else None
-        if tail is None or found is None:
-            self.finish(node, layer, BitslicedConv(weight, None, geometry), *inputs)
-            return True
-        weight[found.falling] *= -1
+        inputs = [self.planes_of(branch.source, branch.layout)]
+        if tail.other is not None:
+            return self.pack_sum(sign, tail, tail.other, inputs)
+        found = find_thresholds(tail.signs, len(weight), kept, tail.shortcut is not None)
+        if found is None:
+            return False
         if tail.shortcut is not None:
-            inputs.append(self.planes_of(tail.shortcut, layout))
-        self.end(node, tail, layout, self.call(node, BitslicedConv(weight, found.least, geometry), *inputs), found.falling)
+            inputs.append(self.planes_of(tail.shortcut, branch.layout))
+        self.end(sign, tail, self.call(branch.node, BitslicedConv(_turned(weight, found), found.least, geometry), *inputs), found)
         return True
 
-    def end(self, node: fx.Node, tail: _Tail, layout: str, value: fx.Node, falling: Tensor) -> None:
+    def pack_first(self, sign: fx.Node, tail: Tail) -> bool:
+        """A layer that reads pixels."""
+        branch = tail.branch
+        if branch.layout == "tokens" or tail.other is not None or tail.shortcut is not None:
+            return False
+        weight = branch.weight()
+        found = find_real_thresholds(tail.signs, len(weight))
+        self.end(sign, tail, self.call(branch.node, PixelConv(weight, found, branch.geometry()), self.float_of(branch.source)), found)
+        return True
+
+    def pack_sum(self, sign: fx.Node, tail: Tail, other: Branch, inputs: list[fx.Node]) -> bool:
+        """Two layers whose outputs are added."""
+        weight, theirs = tail.branch.weight(), other.weight()
+        if other.source not in self.binary or not fits(other.geometry(), _most_kept(theirs)):
+            return False
+        found = find_joint_thresholds(tail.signs, len(weight), _most_kept(weight), _most_kept(theirs))
+        if found is None:
+            return False
+        one = BitslicedConv(_turned(weight, found), None, tail.branch.geometry())
+        kernel = JoinedConv(one, BitslicedConv(theirs, None, other.geometry()), found.least)
+        inputs.append(self.planes_of(other.source, other.layout))
+        self.end(sign, tail, self.call(tail.branch.node, kernel, *inputs), found)
+        return True
+
+    def end(self, sign: fx.Node, tail: Tail, value: fx.Node, found: Thresholds) -> None:
         if tail.pool is not None:
-            value = self.call(node, _Pool(tail.pool, falling), value, name="pool")
-        self.planes[tail.sign, layout] = value
-        self.absorbed |= tail.nodes
+            value = self.call(tail.branch.node, _Pool(tail.pool, found.falling), value, name="pool")
+        self.planes[sign, tail.branch.layout] = value
 
-    def finish(self, node: fx.Node, layer: Any, module: nn.Module, *inputs: fx.Node) -> None:
-        """The layer's output as numbers."""
-        self.floats[node] = self.call(node, _Finish(layer), self.call(node, module, *inputs), name="finish")
-
-    def tail_of(self, node: fx.Node, layout: str) -> _Tail | None:
-        tail = _Tail(node)
-        while len(node.users) == 1:
-            node, last = next(iter(node.users)), node
-            tail.nodes.add(node)
-            module = self.module_of(node)
-            if isinstance(module, Sign):
-                tail.sign = node
-                return tail
-            if _is_plain_pool(module) and not tail.steps and tail.shortcut is None and tail.pool is None:
-                tail.pool = module
-            elif isinstance(module, (*_THROUGH, *_NORMS[layout])):
-                tail.steps.append(module)
-                tail.before += tail.shortcut is None
-            elif node.op == "call_function" and node.target in _ADD and tail.shortcut is None and tail.pool is None and not node.kwargs:
-                others: list[Any] = [one for one in node.args if one is not last]
-                if len(others) != 1 or not self.is_binary(others[0]) or _shape(others[0]) != _shape(node):
-                    return None
-                tail.shortcut = others[0]
-            else:
-                return None
-        return None
+    def pack_alone(self, node: fx.Node) -> bool:
+        """Whether there is a kernel for a layer whose output is wanted as numbers."""
+        branch = self.tails.layer_at(node)
+        if branch is None or branch.source not in self.binary:
+            return False
+        weight = branch.weight()
+        if branch.layout == "vectors":
+            kernel: nn.Module = PopcountLinear(weight)
+        elif fits(branch.geometry(), _most_kept(weight)):
+            kernel = BitslicedConv(weight, None, branch.geometry())
+        else:
+            return False
+        sums = self.call(node, kernel, self.planes_of(branch.source, branch.layout))
+        self.floats[node] = self.call(node, _Finish(branch.layer), sums, name="finish")
+        return True
 
     # -- values --------------------------------------------------------------------------------------------------------------------
-
-    def module_of(self, node: fx.Node) -> Any:
-        return self.modules.get(str(node.target)) if node.op == "call_module" else None
-
-    def is_binary(self, node: Any) -> bool:
-        return node in self.before_sign or any((node, layout) in self.planes for layout in LAYOUTS)
 
     def hand_on(self, source: fx.Node, node: fx.Node) -> None:
         if source in self.before_sign:
@@ -223,12 +210,13 @@ class _Compiler:
         return self.graph.call_module(path, args)
 
 
-def _shape(node: fx.Node) -> torch.Size:
-    return node.meta["tensor_meta"].shape
+def _most_kept(weight: Tensor) -> int:
+    return int((weight != 0).flatten(1).sum(1).max())
 
 
-def _is_plain_pool(module: Any) -> bool:
-    return type(module) is nn.MaxPool2d and not module.ceil_mode and not module.return_indices  # others pad in ways of their own
+def _turned(weight: Tensor, found: Thresholds) -> Tensor:
+    """With the signs of falling filters turned, which makes them rise."""
+    return torch.where(found.falling.view(-1, *[1] * (weight.dim() - 1)), -weight, weight)
 
 
 def _put(root: nn.Module, path: str, value: Any) -> None:
@@ -258,15 +246,19 @@ class _Unpack(nn.Module):
 
 
 class _Finish(nn.Module):
-    """Gain and offset."""
+    """Gain and offset, without the layer that they belong to."""
+
+    gain: Tensor
+    offset: Tensor | None
 
     def __init__(self, layer: Any):
         super().__init__()
-        self.behind = layer.finish
-        self.gain = layer.gain
+        self.register_buffer("gain", layer.gain.detach())
+        self.register_buffer("offset", None if layer.offset is None else along(layer.offset.detach(), layer))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.behind(x, self.gain)
+        x = x * self.gain
+        return x if self.offset is None else x + self.offset
 
 
 class _Pool(nn.Module):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mptify.native.build import open_library
 
-__all__ = ["Job", "Pixels", "Popcount", "Shape", "cpu_names", "library"]
+__all__ = ["Conv", "Job", "Join", "Pixels", "Popcount", "Shape", "cpu_names", "library"]
 
-_EDITION = 1
+_EDITION = 3
 
 
 class Job(ctypes.Structure):
@@ -45,7 +45,27 @@ class Pixels(ctypes.Structure):
 class Popcount(ctypes.Structure):
     """A layer that sees one pixel; the fields are explained in packed.cpp."""
 
-    _fields_ = [*[(name, ctypes.c_void_p) for name in ("input", "weights", "kept", "out")], ("blocks", ctypes.c_int64)]
+    _fields_ = [*[(name, ctypes.c_void_p) for name in ("input", "weights", "kept", "out")], ("bytes", ctypes.c_int64)]
+
+
+class Conv(ctypes.Structure):
+    """A convolution of one image; the fields are explained in packed.cpp."""
+
+    _fields_ = [
+        ("image", ctypes.c_void_p), ("shape", ctypes.POINTER(Shape)), ("phases", ctypes.c_void_p), ("job", ctypes.POINTER(Job)),
+        ("scratch", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("masks", ctypes.c_void_p),
+        ("in_stride", ctypes.c_int64), ("classes", ctypes.c_int64),
+    ]  # fmt: skip
+
+
+class Join(ctypes.Structure):
+    """Two layers whose outputs are added; the fields are explained in packed.cpp."""
+
+    _fields_ = [
+        ("one", ctypes.POINTER(Conv)), ("other", ctypes.POINTER(Conv)),
+        *[(name, ctypes.c_void_p) for name in ("table", "runs", "out")],
+        *[(name, ctypes.c_int64) for name in ("span", "run_count", "filters", "stride")],
+    ]  # fmt: skip
 
 
 def _load() -> ctypes.CDLL | None:
@@ -53,29 +73,16 @@ def _load() -> ctypes.CDLL | None:
     if found is None:
         return None
     address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    shape, job = ctypes.POINTER(Shape), ctypes.POINTER(Job)
+    shape, conv = ctypes.POINTER(Shape), ctypes.POINTER(Conv)
     found.mptify_packed_cpu.restype = ctypes.c_char_p
-    found.mptify_packed_conv.argtypes = [
-        address,
-        count,
-        shape,
-        address,
-        job,
-        count,
-        address,
-        address,
-        address,
-        address,
-        count,
-        number,
-        number,
-    ]
+    found.mptify_packed_conv.argtypes = [conv, count, address, address, count, number, number]
+    found.mptify_packed_join.argtypes = [ctypes.POINTER(Join), number, number]
     found.mptify_packed_pixels.argtypes = [address, shape, ctypes.POINTER(Pixels), address, count, number, number]
     found.mptify_packed_popcount.argtypes = [ctypes.POINTER(Popcount), count, number, number]
     found.mptify_packed_pack.argtypes = [address, address, count, count, count, address, count, count, number]
     found.mptify_packed_unpack.argtypes = [address, count, count, count, count, count, address, number]
     found.mptify_packed_pool.argtypes = [address, count, shape, address, address, count, number]
-    for name in ("conv", "pixels", "popcount", "pack", "unpack", "pool"):
+    for name in ("conv", "join", "pixels", "popcount", "pack", "unpack", "pool"):
         getattr(found, f"mptify_packed_{name}").restype = None
     return found
 

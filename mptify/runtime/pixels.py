@@ -29,9 +29,10 @@ class PixelConv(Prepared):
         order = np.lexsort((kw, kh, channel, positive, f))
         lengths = np.bincount((2 * f + positive)[order], minlength=2 * self.filters)
         self.register_buffer("taps", torch.from_numpy(np.stack([channel, kh, kw])[:, order].astype(np.int32)))
-        self.register_buffer("starts", torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)))
+        self.register_buffer("starts", torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)))
         self.register_buffer("thresholds", found.least.to(torch.float32))
         self.register_buffer("falling", found.falling.to(torch.uint8))
+        self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(order), self.taps.nbytes
         self.which_cpu = -1  # the best
 
     def forward(self, x: Tensor) -> Planes:
@@ -42,8 +43,8 @@ class PixelConv(Prepared):
         x = x.to(torch.float32).contiguous()
         out = Planes.empty(len(x), self.filters, *self.geometry.out_size)
         assert library is not None
-        for image, planes in zip(x, out.bits, strict=True):
-            tables.job.out = planes.data_ptr()
+        for number, image in enumerate(x):
+            tables.job.out = out.address_of(number)
             library.mptify_packed_pixels(
                 image.data_ptr(),
                 tables.shape,

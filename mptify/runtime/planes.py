@@ -23,28 +23,30 @@ def stride_of(height: int, width: int) -> int:
     return -(-height * row_bytes(width) // 64) * 64
 
 
+_SLACK = 16  # bytes behind the last plane that a kernel may read
+
+
 @dataclass
 class Planes:
-    """`bits` is uint8, images × channels × bytes; what lies behind a row's last pixel, or behind the last row, means nothing."""
+    """Bits in `room`, images × channels × `stride` bytes; what lies behind a row's last pixel, or behind the last row, means nothing."""
 
-    bits: Tensor
+    room: Tensor
+    images: int
+    channels: int
     height: int
     width: int
+    stride: int
+    address: int
     tokens: tuple[int, ...] | None = None  # of a row of tokens: their own order
 
     @classmethod
-    def empty(cls, images: int, channels: int, height: int, width: int) -> Planes:
+    def empty(cls, images: int, channels: int, height: int, width: int, tokens: tuple[int, ...] | None = None) -> Planes:
         stride = stride_of(height, width)
-        room = torch.empty(images * channels * stride + 8, dtype=torch.uint8)  # whoever reads the last bytes may read 8
-        return cls(room[:-8].view(images, channels, stride), height, width)
+        room = torch.empty(images * channels * stride + _SLACK, dtype=torch.uint8)
+        return cls(room, images, channels, height, width, stride, room.data_ptr(), tokens)
 
-    @property
-    def images(self) -> int:
-        return self.bits.shape[0]
-
-    @property
-    def channels(self) -> int:
-        return self.bits.shape[1]
+    def address_of(self, image: int) -> int:
+        return self.address + image * self.channels * self.stride
 
 
 LAYOUTS = ("channels", "tokens", "vectors")
@@ -78,13 +80,13 @@ def pack(x: Tensor) -> Planes:
     x = x.to(torch.float32)
     planes = Planes.empty(*x.shape)
     steps = torch.tensor(x.stride()[1:])
-    for image, bits in zip(x, planes.bits, strict=True):
+    for number, image in enumerate(x):
         library.mptify_packed_pack(
             image.data_ptr(),
             steps.data_ptr(),
             *image.shape,
-            bits.data_ptr(),
-            bits.stride(0),
+            planes.address_of(number),
+            planes.stride,
             row_bytes(planes.width),
             torch.get_num_threads(),
         )
@@ -95,9 +97,9 @@ def unpack(planes: Planes) -> Tensor:
     """±1, as float32."""
     assert library is not None
     x = torch.empty((planes.images, planes.channels, planes.height, planes.width))
-    for image, bits in zip(x, planes.bits, strict=True):
+    for number, image in enumerate(x):
         library.mptify_packed_unpack(
-            bits.data_ptr(), bits.stride(0), row_bytes(planes.width), *image.shape, image.data_ptr(), torch.get_num_threads()
+            planes.address_of(number), planes.stride, row_bytes(planes.width), *image.shape, image.data_ptr(), torch.get_num_threads()
         )
     return in_order(x, planes.tokens)
 
@@ -113,8 +115,9 @@ def pool(planes: Planes, falling: Tensor, kernel: Any, stride: Any, padding: Any
     out = Planes.empty(planes.images, planes.channels, *out_size)
     sizes = (planes.height, planes.width, row_bytes(planes.width), *out_size, row_bytes(out_size[1]))
     shape = Shape(planes.channels, *sizes, *kernel, *stride, *padding, *dilation, 0, 0)
-    for one, other in zip(planes.bits, out.bits, strict=True):
+    threads = torch.get_num_threads()
+    for image in range(planes.images):
         library.mptify_packed_pool(
-            one.data_ptr(), one.stride(0), shape, falling.data_ptr(), other.data_ptr(), other.stride(0), torch.get_num_threads()
+            planes.address_of(image), planes.stride, shape, falling.data_ptr(), out.address_of(image), out.stride, threads
         )
     return out

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Thresholds", "find_real_thresholds", "find_thresholds"]
+__all__ = ["Thresholds", "find_joint_thresholds", "find_real_thresholds", "find_thresholds"]
 
 
 class Thresholds(NamedTuple):
@@ -40,6 +40,31 @@ def find_thresholds(tail: Callable[[Tensor, float], Tensor], filters: int, most:
     count = answers.sum(-1)
     # Of 2 · most + 1 integers, the `count` uppermost give +1; of a falling filter's, the lowest: with turned signs, the uppermost.
     return Thresholds(most + 1 - count, falling)
+
+
+def find_joint_thresholds(tail: Callable[[Tensor, Tensor], Tensor], filters: int, most: int, most_other: int) -> Thresholds | None:
+    """The same for two layers whose outputs are added: `least` [filters][sums of the other layer, from -`most_other` on].
+
+    `tail` maps sums of both (1 × filters × 1 × n each) to signs. Found by halving, since there are too many pairs to ask for each.
+    """
+    others = torch.arange(-most_other, most_other + 1)
+    grid = others.to(torch.float32).expand(1, filters, 1, -1).contiguous()
+
+    def answer(sums: Tensor) -> Tensor:
+        return tail(sums.to(torch.float32).view(grid.shape), grid)[0, :, 0] > 0
+
+    ends = torch.full((filters, len(others)), most)
+    top, bottom = answer(ends), answer(-ends)
+    falling = (bottom & ~top).any(1)
+    if (falling & (top & ~bottom).any(1)).any():
+        return None
+    turn = torch.where(falling, -1, 1)[:, None]
+    low, high = -ends, ends + 1  # the least that gives +1 lies between them
+    while (low < high).any():
+        middle = torch.div(low + high, 2, rounding_mode="floor")
+        up = answer(turn * middle.clamp_max(most)) | (middle > most)
+        low, high = torch.where(up, low, middle + 1), torch.where(up, middle, high)
+    return Thresholds(high, falling)
 
 
 _LARGEST = torch.finfo(torch.float32).max

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import safetensors.numpy
@@ -50,31 +50,43 @@ class Architecture:
         return f"{self.source}:{self.name}"
 
 
+class _Bits:
+    """A field of booleans that takes one bit each in memory; what is read is an array of its own."""
+
+    def __get__(self, layer: Any, owner: Any = None) -> np.ndarray:
+        if layer is None:
+            raise AttributeError("a field without a default")
+        return np.unpackbits(layer.bits, count=layer.size, bitorder="little").view(bool).reshape(layer.shape)
+
+    def __set__(self, layer: Any, mask: np.ndarray) -> None:
+        kept = int(np.count_nonzero(mask))
+        vars(layer).update(bits=np.packbits(mask, bitorder="little"), shape=mask.shape, size=mask.size, kept=kept)
+
+
 @dataclass(frozen=True, eq=False)
 class TicketLayer:
     """Which weights of one layer survive, and what they are.
 
+    `mask` is made from bits whenever it is read: of a whole network, only one layer's need ever be there at full size.
     `gain` is the scale of 1-bit weights; of 32-bit ones that the seed says, it is the standard deviation they are drawn with.
     `signs` (True where negative) and `values` are given for the survivors only, in flat order, and only where the seed
     does not say them.
     """
 
     name: str
-    mask: np.ndarray
+    mask: np.ndarray = _Bits()  # type: ignore[assignment]
     gain: float = 1.0
     signs: np.ndarray | None = None
     values: np.ndarray | None = None
 
+    if TYPE_CHECKING:  # what the mask leaves behind
+        bits: ClassVar[np.ndarray]
+        shape: ClassVar[tuple[int, ...]]
+        size: ClassVar[int]
+        kept: ClassVar[int]
+
     def __repr__(self) -> str:
         return f"TicketLayer({self.name!r}, {self.shape}, kept={self.kept:,}, gain={self.gain:.4g})"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.mask.shape
-
-    @property
-    def kept(self) -> int:
-        return int(np.count_nonzero(self.mask))
 
     def weights(self, spec: TicketSpec) -> np.ndarray:
         """Frozen weights with which a ticket layer computes what the searched one did; of pruned ones, anything."""
@@ -89,7 +101,7 @@ class TicketLayer:
     def negative(self, seed: int) -> np.ndarray:
         """Where the frozen weight is negative, in the mask's shape; of pruned weights, what the seed says or nothing."""
         if self.signs is None and self.values is None:
-            return randomness.signs(seed, self.name, self.mask.size).reshape(self.shape)
+            return randomness.signs(seed, self.name, self.size).reshape(self.shape)
         full = np.zeros(self.shape, bool)
         full[self.mask] = self.signs if self.signs is not None else np.signbit(self.values)  # type: ignore[arg-type]
         return full
@@ -127,7 +139,7 @@ class Ticket:
 
     @property
     def count(self) -> int:
-        return sum(layer.mask.size for layer in self.layers.values())
+        return sum(layer.size for layer in self.layers.values())
 
     @property
     def kept(self) -> int:
@@ -162,7 +174,7 @@ def to_bytes(ticket: Ticket) -> bytes:
         found, _ = _parse(data)
     except DamagedTicket as error:
         raise BadSpec(f"This ticket can't be written, since no reader would take it: {error}") from None
-    assert all(np.array_equal(found.layers[name].mask, layer.mask) for name, layer in ticket.layers.items())
+    assert all(np.array_equal(found.layers[name].bits, layer.bits) for name, layer in ticket.layers.items())
     return data
 
 
@@ -170,7 +182,7 @@ def _levels(layer: TicketLayer, spec: TicketSpec) -> masks.Levels | None:
     """The first scores, unless the layer's signs are stored to make a file that needs no generator."""
     if spec.init != "keep" and _origin(layer) != "seed":
         return None
-    return functools.partial(randomness.score_levels, spec.seed, layer.name, layer.mask.size)
+    return functools.partial(randomness.score_levels, spec.seed, layer.name, layer.size)
 
 
 def _check_arrays(ticket: Ticket) -> None:
@@ -242,7 +254,7 @@ def _digest(description: Mapping[str, Any], ticket: Ticket) -> str:
     whole = hashlib.sha256(as_json(description).encode())
     for layer in ticket.layers.values():
         mask = layer.mask.reshape(-1)
-        whole.update(np.packbits(mask, bitorder="little").tobytes())
+        whole.update(layer.bits.tobytes())
         whole.update(np.packbits(layer.negative(ticket.spec.seed).reshape(-1)[mask], bitorder="little").tobytes())
         whole.update(np.array(layer.gain, "<f4").tobytes())
         if layer.values is not None:

@@ -1,13 +1,15 @@
 """From a model to its ticket and back, side by side; and files, written whole or not at all.
 
-A loaded layer is an ordinary ticket layer. Its frozen weights are ± the stored gain, its scores 1 where the mask is and 0
-elsewhere: mask, gain and effective weight then come out of the usual arithmetic, to the bit, and no magnitude is drawn.
+A loaded network holds each weight once: its layers are bare, without scores. A ticket that is swapped into a live ticket model
+takes the place of scores and weights there: the latter are ± the stored gain, the former 1 where the mask is and 0 elsewhere, so that
+mask, gain and effective weight come out of the usual arithmetic, to the bit. Either way no magnitude is drawn.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,14 @@ from mptify import catalog, randomness
 from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
 from mptify.files import write_whole
 from mptify.layers import Ticketed
+from mptify.runtime import pack
+from mptify.runtime.library import library
 from mptify.spec import TicketSpec
 from mptify.surgery import ticket_layers, transform
 from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture, Ticket, TicketLayer, as_json, from_bytes, to_bytes
 
-__all__ = ["load", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "write"]
+__all__ = ["example_of", "load", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "write"]
 
 
 # -- model -> ticket ---------------------------------------------------------------------------------------------------------
@@ -116,8 +120,8 @@ def _floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
-        own = ("scores", "frozen") if isinstance(module, Ticketed) else ()
-        for store, left_out in ((module._parameters, own), (module._buffers, module._non_persistent_buffers_set)):
+        own = ("scores", "frozen", "bare_gain") if isinstance(module, Ticketed) else ()
+        for store, left_out in ((module._parameters, own), (module._buffers, {*own, *module._non_persistent_buffers_set})):
             for name, tensor in store.items():
                 if tensor is not None and name not in left_out:
                     yield f"{path}.{name}" if path else name, tensor
@@ -145,14 +149,22 @@ def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
     ticket = read(ticket) if isinstance(ticket, (str, Path)) else ticket
     require_match(model, ticket)
     for layer in ticket_layers(model).values():
-        found = ticket.layers[layer.ticket_name]
-        layer.deviation = found.gain if ticket.spec.weight_bits == 32 else layer.deviation
-        layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.spec)), found.gain, found.kept)
+        _hold_(layer, ticket)
+    _fill_floats_(model, ticket)
+    plan_of(model).spec = ticket.spec
+    return model
+
+
+def _hold_(layer: Any, ticket: Ticket) -> None:
+    found = ticket.layers[layer.ticket_name]
+    layer.deviation = found.gain if ticket.spec.weight_bits == 32 else layer.deviation
+    layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.spec)), found.gain, found.kept)
+
+
+def _fill_floats_(model: nn.Module, ticket: Ticket) -> None:
     with torch.no_grad():
         for name, tensor in _floats(model):
             tensor.copy_(torch.from_numpy(ticket.floats[name].copy()))
-    plan_of(model).spec = ticket.spec
-    return model
 
 
 def require_match(model: nn.Module, ticket: Ticket) -> None:
@@ -182,32 +194,107 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
         raise TicketMismatch("The model's index tables (its integer buffers) are not those of the network that the ticket was cut from.")
 
 
-def load(path: str | Path, model: nn.Module | None = None, device: Any = "cpu") -> nn.Module:
-    """The ticket model in a file, in `eval()`.
+def load(
+    path: str | Path, model: nn.Module | None = None, device: Any = "cpu", *, runtime: str = "float", example: Tensor | None = None
+) -> nn.Module:
+    """The ticket model in a file, in `eval()`; with `runtime="packed"` its packed program (see `pack`), made layer by layer.
 
     Without `model`, the network is built by the name that the file gives, from torchvision's or timm's registry. A `model`
     of yours is converted as the file says, or, where it is a ticket model already, changed in place.
+    Unless it was one, its layers hold the weights that they compute with, once, and no scores. `example` is an input of the size that
+    a packed program will be used with, if the file does not say it.
     """
+    if runtime not in ("float", "packed"):
+        raise BadSpec(f"runtime={runtime!r}: there are 'float' and 'packed'.")
     with torch.inference_mode(False):
-        return _load(read(path), path, model, device)
+        if runtime == "packed" and library is not None:
+            return _load_packed(read(path), path, model, device, example)
+        found = _load(read(path), path, model, device)
+        return pack(found, example) if runtime == "packed" else found  # which says that there is no compiler
+
+
+def _load_packed(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any, example: Tensor | None) -> nn.Module:
+    """Layer by layer: each weight is there while its layer is packed, and no longer."""
+    if torch.device(device).type != "cpu":
+        raise BadSpec(f"device={device!r}: packed programs run on CPUs.")
+    if isinstance(model, nn.Module) and any(isinstance(part, Ticketed) for part in model.modules()):
+        raise BadSpec("A packed program is made from a dense model of yours, or from the file alone; mptify.pack takes a ticket model.")
+    model = _emptied(_dense(ticket, path, model), ticket)
+    _require(model, ticket, path)
+    for layer in ticket_layers(model).values():
+        found = ticket.layers[layer.ticket_name]
+        layer.fetch_(partial(_effective, layer, found, ticket.spec), found.gain, found.kept)
+    _fill_floats_(model, ticket)
+    program = pack(model.eval(), example_of(ticket) if example is None else example)
+    for layer in ticket_layers(program).values():  # what stays float
+        _hold_(layer, ticket)
+    return program
+
+
+def _effective(layer: Any, found: TicketLayer, spec: TicketSpec) -> Tensor:
+    return layer.bare_weight(torch.from_numpy(found.mask), torch.from_numpy(found.weights(spec)))
+
+
+def example_of(ticket: Ticket) -> Tensor | None:
+    """An image of the size that the ticket was searched on, or that its network is built for."""
+    seen, built = ticket.notes.get("input"), ticket.architecture
+    if isinstance(seen, dict) and isinstance(seen.get("shape"), list):
+        return torch.zeros(1, *seen["shape"])
+    if built is None:
+        return None
+    entry, arguments = catalog.resolve(str(built)), built.arguments
+    with torch.device("meta"):
+        network = catalog.build(entry, **arguments) if entry.source == "timm" else nn.Identity()
+    image = catalog.example_inputs(entry, network, arguments.get("input_size"), arguments.get("in_chans", 3))[0]
+    return torch.zeros(1, *image.shape[1:]) if isinstance(image, Tensor) else None
 
 
 def _load(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any) -> nn.Module:
+    model = _dense(ticket, path, model)
+    if not any(isinstance(part, Ticketed) for part in model.modules()):
+        model = _emptied(model, ticket)
+    _require(model, ticket, path)
+    swap_(model, ticket)
+    return (model if torch.device(device).type == "cpu" else model.to(device)).eval()
+
+
+def _dense(ticket: Ticket, path: str | Path, model: nn.Module | None) -> nn.Module:
+    """The caller's model, or the one that the file names."""
     if model is None:
-        model = _build(ticket, path)
+        return _build(ticket, path)
     if not isinstance(model, nn.Module):
         raise TicketMismatch(f"{path} is to be loaded into a module, not into {model!r}.")
-    if not any(isinstance(part, Ticketed) for part in model.modules()):
-        settings = dict(ticket.spec) | {"scope": "layer"}  # which layer keeps how many is in the file
-        with randomness.undrawn():
-            model = transform(model, **settings)
-        if any(tensor.dtype != getattr(torch, ticket.dtype) for _, tensor in _floats(model)):
-            model.to(dtype=getattr(torch, ticket.dtype))
+    return model
+
+
+def _require(model: nn.Module, ticket: Ticket, path: str | Path) -> None:
     try:
-        swap_(model, ticket)
+        require_match(model, ticket)
     except TicketMismatch as error:
         raise TicketMismatch(f"{error} `mptify inspect {path}` shows what the ticket was cut from.") from None
-    return (model if torch.device(device).type == "cpu" else model.to(device)).eval()
+
+
+def _emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
+    """A ticket model of bare layers, ready to be filled; what was on `meta` has memory afterwards."""
+    with randomness.undrawn():
+        model = transform(model, **dict(ticket.spec) | {"scope": "layer"})  # which layer keeps how many is in the file
+    first: dict[str, Any] = {}
+    for layer in ticket_layers(model).values():
+        layer.bare_(first.get(layer.ticket_name))
+        first.setdefault(layer.ticket_name, layer)
+    real: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                if id(parameter) not in real:
+                    empty = torch.empty_like(parameter, device="cpu")
+                    real[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = real[id(parameter)]
+        for name, buffer in module._buffers.items():  # of norms that surgery put where weights on `meta` are
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+    dtype = getattr(torch, ticket.dtype)
+    return model.to(dtype=dtype) if any(tensor.dtype != dtype for _, tensor in _floats(model)) else model
 
 
 def _build(ticket: Ticket, path: str | Path) -> nn.Module:
@@ -219,14 +306,31 @@ def _build(ticket: Ticket, path: str | Path) -> nn.Module:
     try:
         entry = catalog.resolve(str(architecture))
         _require_size(ticket, entry, path)
-        with catalog.quick_init(), torch.random.fork_rng(devices=[]):
-            return catalog.build(entry, **architecture.arguments)
+        with torch.random.fork_rng(devices=[]):
+            return _without_weights(entry, architecture)
     except MptifyError:
         raise
     except Exception as error:  # whatever a builder makes of arguments that it was never built with
         raise TicketMismatch(f"{path}: {architecture} can't be built with {architecture.arguments}: {error}.") from error
     finally:
         torch.set_default_dtype(before)
+
+
+def _without_weights(entry: catalog.Entry, architecture: Architecture) -> nn.Module:
+    """The network with its parameters on `meta`; for real, where its builder looks at their values."""
+    try:
+        with catalog.hollow():
+            network = catalog.build(entry, **architecture.arguments)
+        if not any(_computed_on_meta(module) for module in network.modules()):
+            return network
+    except Exception:  # a builder that computes with its weights; if something else is wrong, it is so again below
+        pass
+    with catalog.quick_init():
+        return catalog.build(entry, **architecture.arguments)
+
+
+def _computed_on_meta(module: nn.Module) -> bool:
+    return any(isinstance(value, Tensor) and value.is_meta for value in (*module._buffers.values(), *vars(module).values()))
 
 
 def _require_size(ticket: Ticket, entry: catalog.Entry, path: str | Path) -> None:

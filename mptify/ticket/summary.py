@@ -91,11 +91,11 @@ def _layer(layer: TicketLayer, blob: bytes) -> LayerSummary:
         name=layer.name,
         shape=layer.shape,
         kept=layer.kept,
-        count=layer.mask.size,
+        count=layer.size,
         sparsest_filter=float(filters.min()),
         densest_filter=float(filters.max()),
         coded_bytes=len(blob),
-        entropy_bytes=mask_entropy(layer.mask.size, layer.kept) / 8,
+        entropy_bytes=mask_entropy(layer.size, layer.kept) / 8,
         coded_as=masks.describe(blob),
         gain=float(np.float32(layer.gain)),
     )
@@ -122,9 +122,7 @@ def compare(first: Ticket, second: Ticket) -> list[LayerOverlap]:
             what = "has no such layer" if other is None else f"has a layer of shape {other.shape} there, not {one.shape}"
             raise TicketMismatch(f"{name}: the second ticket {what}; only tickets of one network can be compared.")
         both = int((one.mask & other.mask).sum())
-        found.append(
-            LayerOverlap(name, (one.kept, other.kept), both, both / one.kept, other.kept / other.mask.size, (one.gain, other.gain))
-        )
+        found.append(LayerOverlap(name, (one.kept, other.kept), both, both / one.kept, other.kept / other.size, (one.gain, other.gain)))
     extra = [name for name in second.layers if name not in first.layers]
     if extra:
         raise TicketMismatch(f"{extra[0]}: the first ticket has no such layer; only tickets of one network can be compared.")

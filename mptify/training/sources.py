@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,12 @@ def load_data(spec: DataSpec, *, only_val: bool = False) -> tuple[Images, Images
             raise BadData(
                 f"{spec.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway."
             )
-        found, classes, names = _IN_FILES[kind](spec, place, ("val",) if only_val else ("train", "val"))
+        found, classes, names = _IN_FILES[kind](spec, place, ("val",) if only_val and not spec.holdout else ("train", "val"))
         train, val = _from_sets(found, classes, names, spec)
     else:
         raise BadData(f"data.source={spec.source!r}: there are {', '.join(_IN_MEMORY | _IN_FILES)}; for instance imagefolder:photos.")
+    if spec.holdout is not None:
+        train, val = _held_out(train, val, spec.holdout)
     train, val = _shortened(train, spec.train_images), _shortened(val, spec.val_images)
     if train.shape() != val.shape():
         raise BadData(f"{spec.source}: training images are {sizes(train.shape())}, those for validation {sizes(val.shape())}.")
@@ -100,15 +104,30 @@ def _pair(splits: list[tuple[np.ndarray, np.ndarray]], what: str, names: tuple[s
     return train, val
 
 
+def _held_out(train: Images, val: Images, count: int) -> tuple[Images, Images]:
+    """Both from the training images: the last `count` of them, looked at as those of `val` are, for validation."""
+    rest = len(train) - count
+    if rest < 1:
+        raise BadData(f"data.holdout={count}: there are only {len(train)} training images.")
+    if train.pixels is None:
+        files = copy.copy(train.files)
+        files.transform = val.files.transform  # type: ignore[union-attr]
+        held = _chosen(replace(train, files=files), slice(rest, None))
+    else:
+        held = _chosen(train, slice(rest, None))
+    return _chosen(train, slice(rest)), held
+
+
 def _shortened(images: Images, count: int | None) -> Images:
-    if count is None or count >= len(images):
-        return images
+    return images if count is None or count >= len(images) else _chosen(images, slice(count))
+
+
+def _chosen(images: Images, part: slice) -> Images:
+    """Some of the images; those from folders, which are sorted by class, in an order of chance."""
     if images.pixels is not None and images.labels is not None:
-        images.pixels, images.labels = images.pixels[:count], images.labels[:count]
-    else:  # folders are sorted by class
-        order = np.random.RandomState(0).permutation(len(images))[:count]
-        images.files = Subset(images.files, order.tolist())  # type: ignore[arg-type]
-    return images
+        return replace(images, pixels=images.pixels[part], labels=images.labels[part])
+    order = np.random.RandomState(0).permutation(len(images))[part]
+    return replace(images, files=Subset(images.files, order.tolist()))  # type: ignore[arg-type]
 
 
 # -- folders and timm's data sets ------------------------------------------------------------------------------------------

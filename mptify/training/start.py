@@ -93,7 +93,7 @@ def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:
         return with_norms(model) if spec.ticket.bn == "insert" else copy.deepcopy(model).requires_grad_(True)
     if not found:
         return transform(model, **dict(spec.spec))
-    if all(((layer.scores == 0) | (layer.scores == 1)).all() for layer in found):
+    if any(layer.is_bare for layer in found) or all(((layer.scores == 0) | (layer.scores == 1)).all() for layer in found):
         raise MptifyError(
             "This model was loaded from a ticket file, which holds masks but neither scores nor magnitudes to search with; "
             "`mptify search FILE` goes on from a file."

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
+from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
@@ -66,6 +67,33 @@ def test_random_layers_agree_bit_for_bit(seed, which_cpu):
         found = unpack(layer(pack(images), pack(shortcut) if sets == 2 else None))
         assert torch.equal(found, torch.where(sums >= least, 1.0, -1.0)), geometry
         assert torch.equal(plain(pack(images)), sums), geometry
+
+
+@pytest.mark.parametrize("which_cpu", CPUS)
+@pytest.mark.parametrize("seed", range(6))
+def test_two_layers_added_agree_bit_for_bit(seed, which_cpu):
+    """Any layer, and one of 1×1 that sees as many pixels."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    done = 0
+    while done < 20:
+        images, weight, sums, geometry = random_layer()
+        others = signs(len(images), 5, *sums.shape[2:])
+        theirs = ternary(len(weight), 5, 1, 1, kept=random.choice([0.2, 0.7, 1.0]))
+        padding = random.choice([0, 1])  # with borders of its own
+        small = Geometry(5, tuple(others.shape[2:]), (1 + 2 * padding, 1), padding=(padding, 0))
+        theirs = theirs.repeat(1, 1, 1 + 2 * padding, 1)
+        kept = [int((one != 0).flatten(1).sum(1).max()) for one in (weight, theirs)]
+        if not fits(geometry, kept[0]):
+            continue
+        done += 1
+        torch.set_num_threads(random.choice([1, 2, 3]))
+        least = torch.randint(-kept[0], kept[0] + 2, (len(weight), 2 * kept[1] + 1))
+        layer = JoinedConv(BitslicedConv(weight.to(torch.int8), None, geometry), BitslicedConv(theirs.to(torch.int8), None, small), least)
+        layer.one.which_cpu = which_cpu
+        their_sums = F.conv2d(others, theirs, padding=(padding, 0)).long() + kept[1]
+        bound = torch.stack([least[f][their_sums[:, f]] for f in range(len(weight))], dim=1)
+        assert torch.equal(unpack(layer(pack(images), pack(others))) > 0, sums >= bound), geometry
 
 
 def test_layers_of_many_survivors():

@@ -1,20 +1,24 @@
 """Packed programs against the float path: same logits, for networks of every kind."""
 
 import copy
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import mptify
+from mptify import catalog
 from mptify.errors import MptifyError
-from mptify.runtime import compiler
+from mptify.runtime import compiler, packed_layers
 from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
-from mptify.runtime.thresholds import find_real_thresholds, find_thresholds
+from mptify.runtime.thresholds import find_joint_thresholds, find_real_thresholds, find_thresholds
 from mptify.surgery.graphs import TicketGraph
+from mptify.ticket import store
 from tests.nets import Plain, images
 from tests.representatives import ENTRIES, build
 from tests.surgery.test_zoo import flat
@@ -142,3 +146,86 @@ def test_real_thresholds_are_the_very_numbers():
         for x in (-1e30, 0.0, 1e30):
             always = (tail(torch.full((1, 200, 1, 1), x), 0) > 0).view(-1)
             assert torch.equal(always[~finite], found.least[~finite] < 0)
+
+
+def test_thresholds_of_two_layers_are_where_the_answers_change():
+    norms = [shaken_(nn.BatchNorm2d(60)).eval() for _ in range(2)]
+    most, most_other = 17, 5
+
+    def tail(sums, others):
+        return torch.where(norms[0](sums * 0.3) + norms[1](others * 0.7) >= 0, 1.0, -1.0)
+
+    with torch.no_grad():
+        found = find_joint_thresholds(tail, 60, most, most_other)
+        for place, other in enumerate(range(-most_other, most_other + 1)):
+            for sum_ in range(-most, most + 1):
+                grid = torch.full((1, 60, 1, 1), float(sum_))
+                expected = tail(grid, torch.full((1, 60, 1, 1), float(other))).view(-1) > 0
+                turned = torch.where(found.falling, -sum_, sum_)
+                assert torch.equal(turned >= found.least[:, place], expected)
+    assert found.falling.any()
+    assert not found.falling.all()
+
+
+def test_two_layers_added_are_one_kernel():
+    from mptify.models import resnet18_cifar
+
+    ticketed = mptify.transform(resnet18_cifar(), bits="1/1", prune=0.9).eval()
+    program = mptify.pack(ticketed, torch.randn(1, 3, 32, 32))
+    assert sum(isinstance(module, JoinedConv) for module in program.modules()) == 3
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in program.modules())
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:test_vit", "mptify:conv2"])
+def test_a_file_becomes_a_program_layer_by_layer(name, tmp_path, monkeypatch):
+    entry = catalog.resolve(name)
+    ticketed = mptify.transform(catalog.build(entry, num_classes=7), bits="1/1", prune=0.9).train()
+    x = torch.randn(4, 3, *{"torchvision": (64, 64), "timm": (160, 160), "mptify": (32, 32)}[entry.source])
+    with torch.no_grad():
+        ticketed(x)
+    mptify.save(ticketed.eval(), tmp_path / "a.ticket", name, arguments={"num_classes": 7})
+    fetched, alive = [], []
+
+    def watched(*given):
+        alive.append(sum(one() is not None for one in fetched))
+        weight = effective(*given)
+        fetched.append(weakref.ref(weight))
+        return weight
+
+    effective = store._effective
+    monkeypatch.setattr(store, "_effective", watched)
+    program = mptify.load(tmp_path / "a.ticket", runtime="packed")
+    assert max(alive) <= 1
+    assert not any(one() is not None for one in fetched)
+    with torch.no_grad():
+        x = exact(x)
+        assert torch.equal(program(x), mptify.load(tmp_path / "a.ticket")(x))
+    held = sum(parameter.numel() for parameter in program.parameters())
+    left = sum(layer.count for layer in mptify.ticket_layers(program).values())
+    assert held < left + 30_000  # of what is packed, nothing
+    for layer in packed_layers(program):
+        most = 2.1 * layer.weight_count if isinstance(layer, PopcountLinear) else 16 * layer.survivor_count
+        assert isinstance(layer, PixelConv) or 8 * layer.weight_bytes <= most
+
+
+def test_a_program_is_made_of_a_model_of_ones_own_too(tmp_path):
+    ticketed = mptify.transform(Plain(), bits="1/1", prune=0.5).eval()
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    program = mptify.load(tmp_path / "a.ticket", model=Plain(), runtime="packed", example=images())
+    with torch.no_grad():
+        x = exact(images())
+        assert torch.equal(program(x), ticketed(x))
+    with pytest.raises(MptifyError, match="runtime='fast': there are 'float' and 'packed'"):
+        mptify.load(tmp_path / "a.ticket", model=Plain(), runtime="fast")
+    with pytest.raises(MptifyError, match="run on CPUs"):
+        mptify.load(tmp_path / "a.ticket", model=Plain(), runtime="packed", device="meta")
+    with pytest.raises(MptifyError, match=r"mptify\.pack takes a ticket model"):
+        mptify.load(tmp_path / "a.ticket", model=ticketed, runtime="packed")
+
+
+def test_a_size_that_the_network_can_not_take_is_told():
+    from mptify.models import conv2
+
+    ticketed = mptify.transform(conv2(), bits="1/1", prune=0.5).eval()
+    with pytest.raises(MptifyError, match=r"can't take an input of 1×3×224×224; pass one that it can"):
+        mptify.pack(ticketed)

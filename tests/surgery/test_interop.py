@@ -21,7 +21,7 @@ COMPILED = [
     Entry("torchvision", "swin_t"),
     Entry("timm", "test_vit"),
     Entry("timm", "test_convnext"),
-    Entry("timm", "mobilenetv3_small_050"),
+    Entry("timm", "test_efficientnet"),
 ]
 
 

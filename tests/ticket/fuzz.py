@@ -194,7 +194,7 @@ MUTATORS = [flipped, cut, longer, overwritten, swapped, digits, container, descr
 
 def check(data, original, may_differ):
     """True if the file was refused."""
-    before = time.perf_counter()
+    before = time.process_time()  # its own work: other processes may keep it waiting
     try:
         found = from_bytes(data)
     except MptifyError:
@@ -202,7 +202,7 @@ def check(data, original, may_differ):
     else:
         refused = False
         assert may_differ or found == original, "another ticket came out"
-    took = time.perf_counter() - before
+    took = time.process_time() - before
     assert took < SECONDS, f"took {took:.2f} s"
     return refused
 

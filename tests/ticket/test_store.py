@@ -1,5 +1,6 @@
 """From a model to a file and back."""
 
+import copy
 import os
 import signal
 import subprocess
@@ -101,9 +102,40 @@ def test_loading_draws_no_magnitudes_and_no_scores(tmp_path, monkeypatch):
     assert set(purposes) == {"signs"}
 
 
-def test_a_copy_of_a_loaded_model_is_the_same_to_the_bit(tmp_path):
-    import copy
+@pytest.mark.parametrize("bits", ["1/32", "1/1", "32/32"])
+def test_a_loaded_network_holds_its_weights_once(bits, tmp_path):
+    ticketed = lived_in(Plain(), bits=bits)
+    loaded = saved_and_loaded(ticketed, tmp_path / "a.ticket")
+    numbers = {tensor.data_ptr(): tensor.numel() for tensor in (*loaded.parameters(), *loaded.buffers())}
+    floats = sum(value.size for value in mptify.read(tmp_path / "a.ticket").floats.values())
+    layers = mptify.ticket_layers(loaded).values()
+    counters = sum(buffer.numel() for buffer in loaded.buffers() if not buffer.is_floating_point())
+    assert sum(numbers.values()) == sum(layer.count + 1 for layer in layers) + floats + counters
+    for name, layer in mptify.ticket_layers(loaded).items():
+        searched = mptify.ticket_layers(ticketed)[name]
+        assert layer.weight.data_ptr() == layer.frozen.data_ptr()
+        assert torch.equal(layer.weight, searched.weight)
+        assert torch.equal(layer.mask, searched.mask)
+        assert torch.equal(layer.ticket_weight(), searched.ticket_weight())
+        assert not any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in vars(layer).values())
+    assert mptify.ticket_of(loaded) == mptify.ticket_of(ticketed)
+    with pytest.raises(mptify.BadSpec, match="loaded from a file without scores"):
+        layer.set_prune_(0.5)
 
+
+def test_survivors_that_are_zero_are_told_from_pruned_weights(tmp_path):
+    network = Plain()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter[..., ::2] = 0.0
+    ticketed = mptify.transform(network, bits="32/32", prune=0.3, init="keep").eval()
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    loaded = mptify.load(tmp_path / "a.ticket", model=Plain())
+    for same in (loaded, copy.deepcopy(loaded)):
+        assert mptify.ticket_of(same) == mptify.ticket_of(ticketed)
+
+
+def test_a_copy_of_a_loaded_model_is_the_same_to_the_bit(tmp_path):
     ticketed = lived_in(OneReluManyTimes(), bits="1/1", prune=0.9)
     mptify.save(ticketed, tmp_path / "a.ticket")
     loaded = mptify.load(tmp_path / "a.ticket", model=OneReluManyTimes())
@@ -359,7 +391,9 @@ def test_inference_mode_is_no_obstacle(tmp_path):
         loaded = saved_and_loaded(ticketed, tmp_path / "a.ticket")
         assert torch.equal(loaded(images()), expected)
         mptify.swap_(loaded, mptify.ticket_of(ticketed))
-    loaded.train()(images()).sum().backward()
+    x = images().requires_grad_()
+    loaded.train()(x).sum().backward()
+    assert x.grad.abs().sum() > 0
 
 
 def test_the_model_passed_in_stays_as_it_is(tmp_path):

@@ -184,6 +184,32 @@ def test_some_images_of_a_folder_are_of_all_classes(folder):
     assert {int(label) for _, labels in epoch(train, batch=2) for label in labels} == {0, 1}
 
 
+def test_images_held_out_are_the_last_ones_and_not_trained_on():
+    whole, _ = load_data(spec())
+    train, val = load_data(spec(holdout=300, train_images=1000, crop=1))
+    assert (len(train), len(val)) == (1000, 300)
+    assert torch.equal(train.pixels, whole.pixels[:1000])
+    assert torch.equal(val.pixels, whole.pixels[-300:])
+    assert torch.equal(val.labels, whole.labels[-300:])
+    assert (train.crop, val.crop, train.mean, val.mean) == (1, 0, whole.mean, whole.mean)
+
+
+@pytest.mark.parametrize("source", ["imagefolder", "timm:folder"])
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # timm leaves files open
+def test_files_held_out_are_looked_at_as_validation_images_are(folder, source):
+    train, val = load_data(spec(source=f"{source}:{folder}", size=16, holdout=4, workers=0))
+    assert (len(train), len(val)) == (8, 4)
+    assert not set(train.files.indices) & set(val.files.indices)
+    assert torch.equal(val.files[0][0], val.files[0][0])
+    assert train.files.dataset.transform is not val.files.dataset.transform
+
+
+def test_all_images_can_not_be_held_out(folder):
+    for source, count in (("digits", 1438), (f"imagefolder:{folder}", 12)):
+        with pytest.raises(BadData, match=rf"data\.holdout={count}: there are only {count} training images\."):
+            load_data(spec(source=source, holdout=count))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_that_breaks_later_is_named(folder, workers):
     train, _ = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=workers))

@@ -1,0 +1,238 @@
+"""Speed of packed inference, beside float32: whole networks node by node, single layers, and time against the prune rate."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from mptify import catalog
+from mptify.errors import MptifyError
+from mptify.exporting import to_onnx
+from mptify.runtime import pack, packed_layers
+from mptify.runtime.bitsliced import BitslicedConv, Geometry
+from mptify.runtime.library import library
+from mptify.runtime.planes import pack as pack_planes
+from mptify.surgery import transform
+from mptify.ticket import load, read
+
+__all__ = [
+    "STAGES", "LayerTime", "NetworkTimes", "NodeTime", "draw_prune_times", "from_file", "layer_time", "network_times", "prune_times",
+    "ready_network",
+]  # fmt: skip
+
+STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and pixels of ResNet-18's 3×3 layers
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """One step of a program: what does it, and how long it takes (median, milliseconds)."""
+
+    name: str
+    kernel: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class NetworkTimes:
+    """Median milliseconds for one image of the dense network in torch and onnxruntime, and of the packed program; and its steps."""
+
+    eager: float
+    channels_last: float
+    onnxruntime: float | None
+    packed: float
+    nodes: list[NodeTime]
+    weight_bytes: int
+    weights: int
+    survivors: int
+
+    @property
+    def float_share(self) -> float:
+        """Of the program's time, what the kernels have no part in."""
+        return sum(node.ms for node in self.nodes if node.kernel.startswith("torch")) / sum(node.ms for node in self.nodes)
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Median milliseconds of one binary layer with its threshold, and of torch's float32 convolution."""
+
+    channels: int
+    size: int
+    prune: float
+    packed: float
+    dense: float
+
+    @property
+    def ratio(self) -> float:
+        return self.dense / self.packed
+
+
+def from_file(path: str, size: int | None) -> tuple[nn.Module, nn.Module, Tensor]:
+    """The dense network that a 1/1 ticket was cut from, the ticket model, and an image."""
+    ticket = read(path)
+    if ticket.architecture is None:
+        raise MptifyError(f"{path}: holds a ticket of a model that no registry knows, so that there is nothing to compare it with.")
+    entry, arguments = catalog.resolve(str(ticket.architecture)), ticket.architecture.arguments
+    with catalog.quick_init():
+        dense = catalog.build(entry, **arguments)
+    channels, pixels = arguments.get("in_chans", 3), size or arguments.get("input_size")
+    image = catalog.example_inputs(entry, dense, pixels, channels)[0][:1].contiguous()
+    return dense.eval(), load(path), image
+
+
+def ready_network(name: str, prune: float, size: int | None) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A dense network, its 1/1 ticket model after one training pass (for its norms' sake), and an image."""
+    entry = catalog.resolve(name)
+    with catalog.quick_init():
+        dense = catalog.build(entry)
+    inputs = catalog.example_inputs(entry, dense, size)
+    if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+        raise MptifyError(f"{entry}: networks that take more than one image can't be packed yet.")
+    ticketed = transform(dense, bits="1/1", prune=prune).train()
+    with torch.no_grad():
+        ticketed(inputs[0])
+    return dense.eval(), ticketed.eval(), inputs[0][:1].contiguous()
+
+
+def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: int, tick: Tick) -> NetworkTimes:
+    """All of them in turn, `rounds` times."""
+    _require_library()
+    program = pack(ticketed, image)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        runs: dict[str, Callable[[], Any]] = {"eager": partial(dense, image), "packed": partial(program, image)}
+        session = _onnx_session(dense, image, Path(folder) / "dense.onnx")
+        if session is not None:
+            feed = {session.get_inputs()[0].name: image.numpy()}
+            runs["onnxruntime"] = partial(session.run, None, feed)
+        times = _in_turn(runs, rounds, tick)
+        dense.to(memory_format=torch.channels_last)
+        last = image.to(memory_format=torch.channels_last)
+        times |= _in_turn({"channels_last": partial(dense, last)}, rounds, tick)
+        dense.to(memory_format=torch.contiguous_format)
+        nodes = _node_times(program, image, rounds)
+    layers = packed_layers(program)
+    return NetworkTimes(
+        times["eager"],
+        times["channels_last"],
+        times.get("onnxruntime"),
+        times["packed"],
+        nodes,
+        weight_bytes=sum(layer.weight_bytes for layer in layers),
+        weights=sum(layer.weight_count for layer in layers),
+        survivors=sum(layer.survivor_count for layer in layers),
+    )
+
+
+def prune_times(name: str, prunes: list[float], size: int | None, rounds: int, tick: Tick) -> list[tuple[float, float, float]]:
+    """Prune rate, and milliseconds of the dense network and of the packed program; all of them in turn."""
+    _require_library()
+    runs: dict[Any, Callable[[], Any]] = {}
+    for prune in prunes:
+        dense, ticketed, image = ready_network(name, prune, size)
+        runs[prune] = partial(pack(ticketed, image), image)
+    with torch.no_grad():
+        times = _in_turn({"eager": partial(dense, image), **runs}, rounds, tick)
+    return [(prune, times["eager"], times[prune]) for prune in prunes]
+
+
+def draw_prune_times(rows: list[tuple[float, float, float]], name: str, path: Path) -> None:
+    """Milliseconds against the pruned fraction."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    rates, dense, packed = zip(*rows, strict=True)
+    axes.plot([100 * rate for rate in rates], packed, "o-", color="#2166ac", label=f"packed 1/1 {name}")
+    axes.axhline(statistics.median(dense), color="#999999", linestyle="--", label="the same network in float32 (torch)")
+    axes.set_xlabel("pruned, %")
+    axes.set_ylabel("ms per image")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=160)
+
+
+def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) -> LayerTime:
+    """A 3×3 layer of ResNet-18 on one image: from bit planes to bit planes, borders and thresholds included."""
+    _require_library()
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1, 1)
+    weight = signs * (torch.rand(signs.shape, generator=generator) >= prune)
+    image = torch.where(torch.randn(1, channels, size, size, generator=generator) < 0, -1.0, 1.0)
+    thresholds = torch.randint(-9, 10, (1, channels), generator=generator)
+    layer = BitslicedConv(weight.to(torch.int8), thresholds, Geometry(channels, (size, size), (3, 3), padding=(1, 1)))
+    planes, floats = pack_planes(image), weight.float()
+    with torch.no_grad():
+        times = _in_turn({"packed": partial(layer, planes), "dense": partial(F.conv2d, image, floats, padding=1)}, rounds, tick)
+    return LayerTime(channels, size, prune, times["packed"], times["dense"])
+
+
+def _require_library() -> None:
+    if library is None:
+        raise MptifyError("mptify was installed without a C++ compiler: there are no packed programs to measure.")
+
+
+def _in_turn(runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick) -> dict[Any, float]:
+    times: dict[Any, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 2):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if number >= 2:  # the first ones are slower
+                times[name].append(1e3 * (time.perf_counter() - start))
+        tick()
+    return {name: statistics.median(some) for name, some in times.items()}
+
+
+def _onnx_session(dense: nn.Module, image: Tensor, path: Path) -> Any:
+    """The dense network in onnxruntime, with as many threads as torch has; None where that is not installed."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError:
+        return None
+    to_onnx(dense, image, path, dynamic=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+_KERNELS = {
+    "BitslicedConv": "bit-sliced", "JoinedConv": "bit-sliced, two layers", "PixelConv": "first layer", "PopcountLinear": "popcount",
+    "_Pool": "max-pool of bits", "_Pack": "to bits", "_Unpack": "from bits", "_Finish": "torch: gain",
+}  # fmt: skip
+
+
+class _Timed(fx.Interpreter):
+    def __init__(self, program: fx.GraphModule):
+        super().__init__(program)
+        self.times: dict[fx.Node, list[float]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        start = time.perf_counter()
+        result = super().run_node(n)
+        self.times.setdefault(n, []).append(1e3 * (time.perf_counter() - start))
+        return result
+
+
+def _node_times(program: nn.Module, image: Tensor, rounds: int) -> list[NodeTime]:
+    assert isinstance(program, fx.GraphModule)
+    timed = _Timed(program)
+    for _ in range(rounds):
+        timed.run(image)
+    found = []
+    for node, times in timed.times.items():
+        if node.op in ("call_module", "call_function", "call_method"):
+            kind = type(program.get_submodule(str(node.target))).__name__ if node.op == "call_module" else str(node.name)
+            found.append(NodeTime(node.name, _KERNELS.get(kind, f"torch: {kind}"), statistics.median(times)))
+    return found

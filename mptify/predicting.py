@@ -1,0 +1,82 @@
+"""What a ticket's network sees in pictures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mptify.errors import MptifyError, first_line
+from mptify.ticket.format import Ticket
+from mptify.ticket.store import example_of, load, read
+
+__all__ = ["Prediction", "predict"]
+
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which most networks were made for
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of one picture, with their probabilities, and the milliseconds that the network took."""
+
+    path: Path
+    labels: tuple[str, ...]
+    chances: tuple[float, ...]
+    ms: float
+
+
+def predict(file: str | Path, pictures: list[Path], *, top: int = 5, runtime: str | None = None) -> Iterator[Prediction]:
+    """Run pictures through the ticket in a file, one by one; 1/1 tickets as packed programs unless `runtime` says otherwise."""
+    ticket = read(file)
+    image = example_of(ticket)
+    if ticket.architecture is None or image is None:
+        raise MptifyError(f"{file}: holds a ticket of a model that no registry knows; mptify.load(path, model=...) loads it into yours.")
+    inputs = [_pixels(path, tuple(image.shape[1:]), ticket.notes.get("input")) for path in pictures]  # all that can't be read is told first
+    model = load(file, runtime=runtime or ("packed" if ticket.spec.bits == "1/1" else "float"))
+    names = _names(ticket)
+    with torch.no_grad():
+        model(image)  # the first run makes ready
+        for path, one in zip(pictures, inputs, strict=True):
+            start = time.perf_counter()
+            chances = _logits(model(one), file).float().softmax(1)[0]
+            ms = 1e3 * (time.perf_counter() - start)
+            best = chances.topk(min(top, len(chances)))
+            labels = tuple(names[i] if i < len(names) else f"class {i}" for i in best.indices.tolist())
+            yield Prediction(path, labels, tuple(best.values.tolist()), ms)
+
+
+def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:
+    """A picture as the network saw its training images: cropped to their size, normalized as the ticket says."""
+    from PIL import Image
+    from torchvision.transforms import v2
+
+    channels, height, width = shape
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB" if channels == 3 else "L")
+    except Exception as error:  # Pillow's plugins raise whatever they like
+        raise MptifyError(f"{path}: this is no image that can be read ({first_line(error)}).") from None
+    if channels not in (1, 3):
+        raise MptifyError(f"{path}: a picture has 1 or 3 channels, and this network takes {channels}.")
+    shorter = round(max(height, width) / 0.875) if min(height, width) > 64 else max(height, width)  # small images are not cropped
+    cropped = v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop((height, width)), v2.ToImage(), v2.ToPureTensor()])
+    known = isinstance(seen, dict) and len(seen.get("mean", ())) == channels
+    mean, deviation = (seen["mean"], seen["std"]) if known else (_MEAN[:channels], _DEVIATION[:channels])
+    by_channel = [torch.tensor(list(some)).view(-1, 1, 1) for some in (mean, deviation)]
+    return ((cropped(picture).float() / 255 - by_channel[0]) / by_channel[1])[None]
+
+
+def _logits(output: Any, file: str | Path) -> Tensor:
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        raise MptifyError(f"{file}: this network does not tell classes apart.")
+    return output
+
+
+def _names(ticket: Ticket) -> list[str]:
+    labels = ticket.notes.get("labels")
+    return [str(label) for label in labels] if isinstance(labels, list) else []

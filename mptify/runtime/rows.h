@@ -1,0 +1,114 @@
+// Rows of bits: shifted, thinned out, and put together again.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+inline uint64_t eight_bytes(const uint8_t* from) {
+  uint64_t bits;
+  std::memcpy(&bits, from, 8);
+  return bits;
+}
+
+inline uint64_t low_bits(int64_t count) { return count >= 64 ? ~0ull : count <= 0 ? 0 : (1ull << count) - 1; }
+
+// A row with zeros around it, so that 64 bits can be taken from anywhere. In whole words: what was just written as a part of one
+// and is read as a part of another has to wait for memory.
+class PaddedRow {
+ public:
+  PaddedRow(int64_t width, int64_t reach)
+      : width_(width), words_((width + 63) / 64), margin_((reach + 63) / 64 + 1), all_((size_t)(words_ + 2 * margin_ + 1)) {}
+
+  // `combine`(old word, new word) for each word of the row; what `from` has behind its last pixel is left out.
+  template <class Combine>
+  void take(const uint8_t* from, const Combine& combine) {
+    uint64_t* word = all_.data() + margin_;
+    for (int64_t i = 0; i < words_; i++) word[i] = combine(word[i], eight_bytes(from + 8 * i)) & low_bits(width_ - 64 * i);
+  }
+
+  uint64_t at(int64_t bit) const {
+    const int64_t from = bit + 64 * margin_, word = from >> 6, skipped = from & 63;
+    if (word < 0 || word + 1 >= (int64_t)all_.size()) return 0;
+    return skipped ? all_[word] >> skipped | all_[word + 1] << (64 - skipped) : all_[word];
+  }
+
+ private:
+  int64_t width_, words_, margin_;
+  std::vector<uint64_t> all_;
+};
+
+// Every second bit, from the first on, moved together into the lower half.
+inline uint64_t even_bits(uint64_t x) {
+  x &= 0x5555555555555555ull;
+  x = (x | x >> 1) & 0x3333333333333333ull;
+  x = (x | x >> 2) & 0x0f0f0f0f0f0f0f0full;
+  x = (x | x >> 4) & 0x00ff00ff00ff00ffull;
+  x = (x | x >> 8) & 0x0000ffff0000ffffull;
+  return (x | x >> 16) & 0x00000000ffffffffull;
+}
+
+// 64 bits, `step` bits apart, of what `at` says of the 64 bits from any bit on.
+template <class At>
+inline uint64_t every(int64_t step, int64_t bit, const At& at) {
+  if (step == 1) return at(bit);
+  if (step == 2) return even_bits(at(bit)) | even_bits(at(bit + 64)) << 32;
+  uint64_t found = 0;
+  for (int64_t i = 0; i < 64; i++) found |= (at(bit + i * step) & 1) << i;
+  return found;
+}
+
+inline void write_row(uint8_t* row, int64_t bytes, int64_t at, uint64_t bits) {
+  switch (const int64_t left = bytes - at / 8) {  // of a length that is known, a copy is an instruction or two
+    case 1: return (void)std::memcpy(row + at / 8, &bits, 1);
+    case 2: return (void)std::memcpy(row + at / 8, &bits, 2);
+    case 4: return (void)std::memcpy(row + at / 8, &bits, 4);
+    case 7: return (void)std::memcpy(row + at / 8, &bits, 7);
+    default: return (void)(left >= 8 ? std::memcpy(row + at / 8, &bits, 8) : std::memcpy(row + at / 8, &bits, left));
+  }
+}
+
+struct Shape {  // of a convolution, as Python gives it
+  int64_t channels, height, width, in_bytes;        // of the input; bytes of one of its rows
+  int64_t out_height, out_width, out_bytes;         // likewise
+  int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int64_t phases, rows;                             // row phases of the taps, and rows of one expanded plane
+};
+
+// Planes [channel][kw][phase][row]: what the tap (kh, kw) sees of a channel, row by row of the output. Rows of taps above each
+// other are rows of one plane, `stride_h` input rows apart; `phases` says which first rows occur.
+void expand(const uint8_t* image, const Shape& shape, const int64_t* phases, int64_t in_stride, uint8_t* planes, int64_t begin, int64_t end) {
+  const int64_t plane = shape.rows * shape.out_bytes, taps = shape.kernel_w, reach = shape.pad_w + taps * shape.dilation_w;
+  const uint64_t in_mask = low_bits(shape.width), out_mask = low_bits(shape.out_width);
+  const bool one_number = shape.stride_w <= 2 && shape.width + reach <= 64;  // a row with its padding
+  PaddedRow padded(shape.width, reach + 64 * shape.stride_w);
+  for (int64_t channel = begin; channel < end; channel++)
+    for (int64_t phase = 0; phase < shape.phases; phase++)
+      for (int64_t j = 0; j < shape.rows; j++) {
+        const int64_t y = j * shape.stride_h + phases[phase] - shape.pad_h;
+        uint8_t* row = planes + (channel * taps * shape.phases + phase) * plane + j * shape.out_bytes;  // of the first tap
+        if (y < 0 || y >= shape.height) {
+          for (int64_t kw = 0; kw < taps; kw++) std::memset(row + kw * shape.phases * plane, 0, shape.out_bytes);
+          continue;
+        }
+        const uint8_t* from = image + channel * in_stride + y * shape.in_bytes;
+        if (one_number) {
+          uint64_t bits = (eight_bytes(from) & in_mask) << shape.pad_w;
+          for (int64_t kw = 0; kw < taps; kw++, row += shape.phases * plane, bits >>= shape.dilation_w)
+            write_row(row, shape.out_bytes, 0, (shape.stride_w == 2 ? even_bits(bits) : bits) & out_mask);
+          continue;
+        }
+        padded.take(from, [](uint64_t, uint64_t bits) { return bits; });  // behind the last plane there is room to read
+        for (int64_t kw = 0; kw < taps; kw++, row += shape.phases * plane)
+          for (int64_t x = 0; x < shape.out_width; x += 64)
+            write_row(
+                row, shape.out_bytes, x,
+                every(shape.stride_w, x * shape.stride_w + kw * shape.dilation_w - shape.pad_w, [&](int64_t bit) { return padded.at(bit); }) &
+                    low_bits(shape.out_width - x));
+      }
+}
+
+}  // namespace

@@ -1,0 +1,86 @@
+"""The commands that measure packed programs; what they measure is nothing for a test."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import mptify
+from mptify.cli import app
+from mptify.models import conv2
+from mptify.runtime.library import library
+
+pytestmark = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
+QUICK = ["--rounds", "1", "--json"]
+
+
+def measured(*arguments):
+    result = CliRunner().invoke(app, ["bench", *arguments, *QUICK])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*arguments):
+    return str(CliRunner().invoke(app, ["bench", *arguments, *QUICK]).exception)
+
+
+@pytest.fixture
+def one_image(monkeypatch):
+    """Without onnxruntime, whose export takes longer than all else."""
+    monkeypatch.setattr("mptify.inference._onnx_session", lambda *given: None)
+
+
+def test_a_network_is_measured_step_by_step(one_image):
+    found = measured("inference", "mptify:conv2", "--prune", "0.9")
+    kernels = {node["name"]: node["kernel"] for node in found["nodes"]}
+    assert "first layer" in kernels.values()
+    assert "bit-sliced" in kernels.values()
+    assert 0 < found["float_share"] < 1
+    assert min(found[name] for name in ("packed", "eager", "channels_last")) > 0
+    assert found["survivors"] == pytest.approx(0.1 * found["weights"], rel=0.01)
+
+
+def test_a_ticket_file_is_measured_as_its_network_is(one_image, tmp_path):
+    mptify.save(mptify.transform(conv2(), bits="1/1", prune=0.9), tmp_path / "a.ticket", "mptify:conv2")
+    found, other = measured("inference", str(tmp_path / "a.ticket")), measured("inference", "mptify:conv2", "--prune", "0.9")
+    assert found["onnxruntime"] is None
+    assert [node["kernel"] for node in found["nodes"]] == [node["kernel"] for node in other["nodes"]]
+    assert (found["weights"], found["survivors"]) == (other["weights"], other["survivors"])
+
+
+def test_what_has_nothing_to_measure_is_told(tmp_path):
+    assert "can't be read" in refused("inference", str(tmp_path / "none.ticket"))
+    mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket")
+    assert "no registry knows" in refused("inference", str(tmp_path / "a.ticket"))
+    mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2")
+    assert "are for 1/1 tickets" in refused("inference", str(tmp_path / "a.ticket"))
+
+
+def test_layers_are_measured_beside_torch():
+    found = measured("layers", "--prune", "0.98")
+    assert [row["channels"] for row in found] == [64, 128, 256, 512]
+    assert all(row["ratio"] == row["dense"] / row["packed"] > 0 for row in found)
+
+
+def test_time_against_the_prune_rate_is_drawn(tmp_path):
+    rows = measured("prune", "mptify:conv2", "--plot", str(tmp_path / "a.png"))
+    assert rows[0][0] == 0
+    assert all(ms > 0 for row in rows for ms in row[1:])
+    assert (tmp_path / "a.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_onnxruntime_runs_the_dense_network():
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from mptify.inference import _onnx_session
+
+    network, image = conv2().eval(), torch.randn(1, 3, 32, 32)
+    with TemporaryDirectory() as folder:
+        session = _onnx_session(network, image, Path(folder) / "dense.onnx")
+        (found,) = session.run(None, {session.get_inputs()[0].name: image.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), network(image), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,91 @@
+"""Tickets for other programs give the same outputs there."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import mptify
+from mptify import catalog, exporting
+from mptify.cli import app
+from mptify.errors import MptifyError
+from tests.nets import Plain
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+QUICK = ["mptify:conv2", "timm:test_vit", "timm:test_efficientnet"]
+SWEEP = [
+    "torchvision:resnet18", "torchvision:vgg11_bn", "torchvision:mobilenet_v2", "torchvision:squeezenet1_1",
+    "torchvision:shufflenet_v2_x0_5", "torchvision:densenet121", "torchvision:mnasnet0_5", "torchvision:efficientnet_b0",
+    "torchvision:regnet_y_400mf", "torchvision:convnext_tiny", "timm:test_convnext", "timm:test_resnet",
+    "timm:test_byobnet", "timm:test_mambaout", "timm:resnet26d", "timm:mixer_s32_224",
+    "timm:deit_tiny_patch16_224", "timm:ghostnet_050", "timm:repvgg_a0",
+]  # fmt: skip
+
+
+def ticket_file(name, bits, path, **settings):
+    """Of a named network whose norms have seen images."""
+    entry = catalog.resolve(name)
+    network = catalog.build(entry, num_classes=7)
+    ticketed = mptify.transform(network, bits=bits, prune=0.75, **settings).train()
+    with torch.no_grad():
+        ticketed(*catalog.example_inputs(entry, network))
+    mptify.save(ticketed.eval(), path, name, arguments={"num_classes": 7})
+    return path
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEEP)])
+def test_onnxruntime_computes_what_the_ticket_does(name, bits, tmp_path):
+    pytest.importorskip("onnxruntime")
+    made = exporting.export(ticket_file(name, bits, tmp_path / "a.ticket"), "onnx", tmp_path / "a.onnx")
+    assert made.difference <= 1e-4
+    assert made.size == made.path.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:test_vit"])
+def test_a_dense_network_loads_it_without_mptify(name, tmp_path):
+    file = ticket_file(name, "1/32", tmp_path / "a.ticket")
+    assert exporting.export(file, "dense", tmp_path / "a.safetensors").difference <= 1e-5
+    source, _, model = name.partition(":")
+    make = f"timm.create_model({model!r}, num_classes=7)" if source == "timm" else f"torchvision.models.get_model({model!r}, num_classes=7)"
+    x = torch.randn(2, 3, 160, 160)
+    with torch.no_grad():
+        torch.save((x, mptify.load(file)(x)), tmp_path / "expected.pt")
+    script = (
+        f"import sys, torch, {source}, safetensors.torch; torch.set_num_threads(1); model = {make}.eval();"
+        "model.load_state_dict(safetensors.torch.load_file(sys.argv[1])); x, y = torch.load(sys.argv[2]);"
+        "torch.testing.assert_close(model(x), y); assert not any('mptify' in name for name in sys.modules); print('same')"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "a.safetensors"), str(tmp_path / "expected.pt")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stdout == "same\n", result.stderr
+
+
+def test_what_can_not_be_exported_is_told_and_nothing_is_written(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    signs = ticket_file("mptify:conv2", "1/1", tmp_path / "a.ticket")
+    with pytest.raises(MptifyError, match="has signs where its dense network has activations"):
+        exporting.export(signs, "dense", out)
+    with pytest.raises(MptifyError, match="--to foo: there are dense and onnx"):
+        exporting.export(signs, "foo", out)
+    norms = ticket_file("mptify:conv2", "1/32", tmp_path / "b.ticket", bn="insert")
+    with pytest.raises(MptifyError, match="a norm that the dense one lacks"):
+        exporting.export(norms, "dense", out)
+    mptify.save(mptify.transform(Plain(), bits="1/32"), tmp_path / "c.ticket")
+    with pytest.raises(MptifyError, match="only named networks can be exported"):
+        exporting.export(tmp_path / "c.ticket", "dense", out)
+    plain = ticket_file("mptify:conv2", "1/32", tmp_path / "d.ticket")
+    monkeypatch.setattr(exporting, "_difference", lambda *given: float("nan"))
+    with pytest.raises(MptifyError, match="gives other outputs than the ticket"):
+        exporting.export(plain, "dense", out)
+    assert not out.exists()
+
+
+def test_the_command_says_what_it_wrote(tmp_path):
+    file = ticket_file("mptify:conv2", "1/32", tmp_path / "a.ticket")
+    result = CliRunner().invoke(app, ["export", str(file), "--to", "dense"])
+    assert result.exit_code == 0, result.output
+    assert "a.safetensors: 17." in result.output.replace("\n", "")
