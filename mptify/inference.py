@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 import tempfile
 import time
@@ -21,7 +22,8 @@ from mptify.exporting import to_onnx
 from mptify.runtime import pack, packed_layers
 from mptify.runtime.bitsliced import BitslicedConv, Geometry
 from mptify.runtime.library import library
-from mptify.runtime.planes import pack as pack_planes
+from mptify.runtime.planes import Pack, Unpack
+from mptify.runtime.program import Chain
 from mptify.surgery import transform
 from mptify.ticket import load, read
 
@@ -163,7 +165,7 @@ def draw_prune_times(rows: list[tuple[float, float, float]], name: str, path: Pa
 
 
 def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) -> LayerTime:
-    """A 3×3 layer of ResNet-18 on one image: from bit planes to bit planes, borders and thresholds included."""
+    """A 3×3 layer of ResNet-18 on one image: a call of the library, from bit planes to bit planes, borders and thresholds included."""
     _require_library()
     generator = torch.Generator().manual_seed(0)
     signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1, 1)
@@ -171,9 +173,13 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     image = torch.where(torch.randn(1, channels, size, size, generator=generator) < 0, -1.0, 1.0)
     thresholds = torch.randint(-9, 10, (1, channels), generator=generator)
     layer = BitslicedConv(weight.to(torch.int8), thresholds, Geometry(channels, (size, size), (3, 3), padding=(1, 1)))
-    planes, floats = pack_planes(image), weight.float()
+    wiring: Any = [("pack", ("image",), "bits"), ("layer", ("bits",), "signs"), ("unpack", ("signs",), "numbers")]
+    ready = Chain({"pack": Pack("channels"), "layer": layer, "unpack": Unpack()}, wiring, ["image"], ["numbers"]).ready([image])
+    outputs, floats = ready.begin([image]), weight.float()
+    ready.run(-1)
+    assert torch.equal(outputs[0] > 0, F.conv2d(image, floats, padding=1) >= thresholds.view(-1, 1, 1))
     with torch.no_grad():
-        times = _in_turn({"packed": partial(layer, planes), "dense": partial(F.conv2d, image, floats, padding=1)}, rounds, tick)
+        times = _in_turn({"packed": partial(ready.run, -1, 1), "dense": partial(F.conv2d, image, floats, padding=1)}, rounds, tick, calls=5)
     return LayerTime(channels, size, prune, times["packed"], times["dense"])
 
 
@@ -182,14 +188,16 @@ def _require_library() -> None:
         raise MptifyError("mptify was installed without a C++ compiler: there are no packed programs to measure.")
 
 
-def _in_turn(runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick) -> dict[Any, float]:
+def _in_turn(runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick, calls: int = 1) -> dict[Any, float]:
+    """Median milliseconds of each; in each turn, `calls` calls of one before it is the next one's."""
     times: dict[Any, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 2):
         for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if number >= 2:  # the first ones are slower
-                times[name].append(1e3 * (time.perf_counter() - start))
+            for _ in range(calls):
+                start = time.perf_counter()
+                run()
+                if number >= 2:  # the first ones are slower
+                    times[name].append(1e3 * (time.perf_counter() - start))
         tick()
     return {name: statistics.median(some) for name, some in times.items()}
 
@@ -209,20 +217,35 @@ def _onnx_session(dense: nn.Module, image: Tensor, path: Path) -> Any:
 
 _KERNELS = {
     "BitslicedConv": "bit-sliced", "JoinedConv": "bit-sliced, two layers", "PixelConv": "first layer", "PopcountLinear": "popcount",
-    "_Pool": "max-pool of bits", "_Pack": "to bits", "_Unpack": "from bits", "_Finish": "torch: gain",
+    "Pool": "max-pool of bits", "Pack": "to bits", "Unpack": "from bits", "_Finish": "torch: gain",
 }  # fmt: skip
 
 
 class _Timed(fx.Interpreter):
+    """Runs a program step by step, on one image."""
+
     def __init__(self, program: fx.GraphModule):
         super().__init__(program)
-        self.times: dict[fx.Node, list[float]] = {}
+        self.times: dict[tuple[str, str], list[float]] = {}  # by step and what does it
 
     def run_node(self, n: fx.Node) -> Any:
+        module = self.module.get_submodule(str(n.target)) if n.op == "call_module" else None
+        if isinstance(module, Chain):
+            given = module.readable(self.fetch_args_kwargs_from_env(n)[0])
+            ready = module.ready(given)
+            _outputs = ready.begin(given)  # kept until the steps have written them
+            for number, name in enumerate(ready.plan.names):
+                start = time.perf_counter()
+                ready.run(module.which_cpu, number)
+                self.note(name, type(module.kernels[name]).__name__, start)
         start = time.perf_counter()
         result = super().run_node(n)
-        self.times.setdefault(n, []).append(1e3 * (time.perf_counter() - start))
+        if n.op in ("call_module", "call_function", "call_method") and not isinstance(module, Chain) and n.target is not operator.getitem:
+            self.note(n.name, n.name if module is None else type(module).__name__, start)
         return result
+
+    def note(self, name: str, kind: str, start: float) -> None:
+        self.times.setdefault((name, _KERNELS.get(kind, f"torch: {kind}")), []).append(1e3 * (time.perf_counter() - start))
 
 
 def _node_times(program: nn.Module, image: Tensor, rounds: int) -> list[NodeTime]:
@@ -230,9 +253,4 @@ def _node_times(program: nn.Module, image: Tensor, rounds: int) -> list[NodeTime
     timed = _Timed(program)
     for _ in range(rounds):
         timed.run(image)
-    found = []
-    for node, times in timed.times.items():
-        if node.op in ("call_module", "call_function", "call_method"):
-            kind = type(program.get_submodule(str(node.target))).__name__ if node.op == "call_module" else str(node.name)
-            found.append(NodeTime(node.name, _KERNELS.get(kind, f"torch: {kind}"), statistics.median(times)))
-    return found
+    return [NodeTime(name, kernel, statistics.median(times)) for (name, kernel), times in timed.times.items()]

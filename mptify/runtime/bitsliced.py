@@ -10,7 +10,6 @@ same taps form a class, and each class has thresholds of its own.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mptify.runtime.library import Conv, Job, Shape, library
-from mptify.runtime.planes import Planes, Prepared, in_order, row_bytes, stride_of
+from mptify.runtime.library import Shape
+from mptify.runtime.planes import Bits, Kernel, Numbers, Value, row_bytes, stride_of
 
-__all__ = ["BitslicedConv", "Geometry", "fits", "runs_of", "survivors"]
+__all__ = ["BitslicedConv", "Geometry", "Tables", "fits", "runs_of", "survivors"]
 
 _COUNTERS = (6, 8, 9, 10, 11, 12, 13, 15)  # the kernel's choices of bits per sum
 _MOST_GROUPS = 64  # of classes
@@ -101,7 +100,7 @@ def survivors(weight: Tensor, channels: int) -> tuple[np.ndarray, ...]:
     return f, group * signs.shape[1] + c, kh, kw, signs[f, c, kh, kw] > 0
 
 
-class BitslicedConv(Prepared):
+class BitslicedConv(Kernel):
     """Signs of thresholded sums, or the sums themselves. `weight` is M ⊙ B: -1, 0 or 1.
 
     `thresholds` [sets][filters]: an output is +1 where its sum reaches its filter's. With two sets, the second holds where the
@@ -127,44 +126,27 @@ class BitslicedConv(Prepared):
         self.register_buffer("starts", torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)))
         self.register_buffer("thresholds", None if thresholds is None else thresholds.to(torch.int32))
         self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(order), 2 * len(order)
-        self.which_cpu = -1  # the best
 
-    def at(self, size: tuple[int, int]) -> Geometry:
-        """Get ready for images of another size."""
-        old = self.geometry
-        if size != old.size:
-            self.geometry = old.at(size)
-            offsets = self.index.numpy().astype(np.int64)
-            self.index.copy_(torch.from_numpy((offsets // old.rows * self.geometry.rows + offsets % old.rows).astype(np.uint16)))
-            self._tables = None
-        return self.geometry
-
-    def forward(self, x: Planes, shortcut: Planes | None = None) -> Any:
-        """Planes of signs; where there are no thresholds, the sums (float32)."""
-        tables, threads = self.tables_for(x), torch.get_num_threads()
-        assert library is not None
+    def plan(self, to: Any, *inputs: Value) -> Value:
+        """Planes of signs; where there are no thresholds, the sums (float32). A second input is the shortcut."""
+        (bits, place), *shortcut = inputs
+        tables = Tables(self, bits)
+        size = tables.geometry.out_size
+        fields: dict[str, Any] = {"filters": self.filters, "in_": place, "one": tables.put(to)}
         if self.thresholds is None:
-            sums = torch.empty((x.images, self.filters, *self.geometry.out_size))
-            for image, numbers in enumerate(sums):
-                conv = tables.conv_of(x, image)
-                library.mptify_packed_conv(
-                    conv, self.filters, numbers.data_ptr(), tables.runs.ctypes.data, len(tables.runs), self.which_cpu, threads
-                )
-            return in_order(sums, x.tokens)
-        planes = Planes.empty(x.images, self.filters, *self.geometry.out_size, x.tokens)
-        for image in range(x.images):
-            tables.job.shortcut = None if shortcut is None else shortcut.address_of(image)
-            tables.job.out = planes.address_of(image)
-            library.mptify_packed_conv(tables.conv_of(x, image), self.filters, None, None, 0, self.which_cpu, threads)
-        return planes
+            runs = runs_of(tables.classes, tables.classes)
+            form: Any = Numbers.in_order(self.filters, *size, tokens=bits.tokens)
+            return to.add("sums", form, runs=to.constant(runs), run_count=len(runs), **fields)
+        fields |= {"second": shortcut[0].place} if shortcut else {}
+        return to.add("conv", Bits(self.filters, *size, bits.tokens), **fields)
 
-    def tables_for(self, x: Planes) -> Any:
-        """Ready for images of this size."""
-        if (x.height, x.width) != self.geometry.size:
-            self.at((x.height, x.width))
-        if self._tables is None:
-            self._tables = _Tables(self)
-        return self._tables
+    def index_at(self, geometry: Geometry) -> Tensor:
+        """The offsets of the survivors' planes on images of another size."""
+        old = self.geometry.rows
+        if geometry.rows == old:
+            return self.index
+        offsets = self.index.numpy().astype(np.int64)
+        return torch.from_numpy((offsets // old * geometry.rows + offsets % old).astype(np.uint16))
 
     def taps(self) -> np.ndarray:
         """[filters][2][rows][columns]: how many negative and positive survivors there are at each place of the kernel."""
@@ -182,31 +164,33 @@ class BitslicedConv(Prepared):
         return counts.reshape(self.filters, 2, *geometry.kernel)
 
 
-class _Tables:
+class Tables:
     """What the kernel needs for images of one size, beside the survivors."""
 
-    def __init__(self, layer: BitslicedConv):
-        geometry, (height, width) = layer.geometry, layer.geometry.out_size
+    def __init__(self, layer: BitslicedConv, bits: Bits):
+        self.layer, self.in_stride = layer, bits.stride
+        self.geometry = geometry = layer.geometry.at((bits.height, bits.width))
+        height, width = geometry.out_size
         (row_class, rows), (column_class, columns) = geometry.taps_seen(0), geometry.taps_seen(1)
-        bits = next(bits for bits in _COUNTERS if 1 << (bits - 1) > layer.most_kept + 1)
-        sets = 1 if layer.thresholds is None else len(layer.thresholds)
+        self.bits = next(bits for bits in _COUNTERS if 1 << (bits - 1) > layer.most_kept + 1)
+        self.sets = 1 if layer.thresholds is None else len(layer.thresholds)
         per_row = -(-len(columns) // _CLASSES)
-        groups = len(rows) * per_row
-        stride = stride_of(height, width)
+        self.groups = len(rows) * per_row
+        self.stride = stride_of(height, width)
         self.bias = np.zeros((layer.filters, len(rows) * len(columns)), np.int16)
         self.classes = (row_class[:, None] * len(columns) + column_class[None]).astype(np.uint8)
-        self.init = None if layer.thresholds is None else np.zeros((layer.filters, sets, groups, bits), np.uint8)
-        self.unions = np.zeros((groups, 1 << _CLASSES, stride), np.uint8)
+        self.init = None if layer.thresholds is None else np.zeros((layer.filters, self.sets, self.groups, self.bits), np.uint8)
+        self.unions = np.zeros((self.groups, 1 << _CLASSES, self.stride), np.uint8)
         taps = layer.taps()
         for i, seen_rows in enumerate(rows):
             for j, seen_columns in enumerate(columns):
                 negative, positive = taps[:, :, seen_rows][..., seen_columns].sum((2, 3)).T
                 self.bias[:, i * len(columns) + j] = positive - negative
                 group, place = i * per_row + j // _CLASSES, j % _CLASSES
-                for which in range(sets if self.init is not None else 0):
+                for which in range(self.sets if self.init is not None else 0):
                     least = -((negative - positive - layer.thresholds[which].numpy()) // 2)  # half of it, rounded up
                     least = np.clip(least, -negative, positive + 1)
-                    for bit in range(bits):
+                    for bit in range(self.bits):
                         self.init[:, which, group, bit] |= ((least - 1 >> bit & 1) << place).astype(np.uint8)
                 mask = np.zeros((height, row_bytes(width) * 8), np.uint8)
                 mask[:, :width] = self.classes == i * len(columns) + j
@@ -214,28 +198,23 @@ class _Tables:
                 for subset in range(1 << _CLASSES):
                     if subset >> place & 1:
                         self.unions[group, subset, : len(plane)] |= plane
-        cells = self.unions[:, -1].reshape(groups, -1, 8).any(-1)
-        self.present = (cells.astype(np.uint64) << np.arange(groups, dtype=np.uint64)[:, None]).sum(0, dtype=np.uint64)
+        cells = self.unions[:, -1].reshape(self.groups, -1, 8).any(-1)
+        self.present = (cells.astype(np.uint64) << np.arange(self.groups, dtype=np.uint64)[:, None]).sum(0, dtype=np.uint64)
         self.present[self.present == 0] = 1  # nothing but what lies behind the image: any threshold will do
-        self.phases = np.array(geometry.phases, np.int64)
-        self.shape = geometry.shape()
-        self.scratch = torch.empty((geometry.planes + 1) * geometry.rows * row_bytes(width) + 128, dtype=torch.uint8)
-        self.job = Job(
-            index=layer.index.data_ptr(), starts=layer.starts.data_ptr(), init=None if self.init is None else self.init.ctypes.data,
-            unions=self.unions.ctypes.data, present=self.present.ctypes.data, unit=row_bytes(width), stride=stride, groups=groups,
-            sets=sets, bits=bits,
-        )  # fmt: skip
-        self.runs = runs_of(self.classes, self.classes)
-        self.masks = _column_masks(geometry)
-        self.conv = Conv(
-            shape=ctypes.pointer(self.shape), phases=self.phases.ctypes.data, job=ctypes.pointer(self.job), scratch=self.scratch.data_ptr(),
-            bias=self.bias.ctypes.data, masks=None if self.masks is None else self.masks.ctypes.data, classes=self.bias.shape[1],
-        )  # fmt: skip
 
-    def conv_of(self, x: Planes, image: int) -> Conv:
-        """The convolution of one of the images."""
-        self.conv.image, self.conv.in_stride = x.address_of(image), x.stride
-        return self.conv
+    def put(self, to: Any, which: int = 0) -> dict[str, Any]:
+        """Into a plan; `which` scratch room the layer may use."""
+        geometry, masks = self.geometry, _column_masks(self.geometry)
+        arrays = {
+            "index": self.layer.index_at(geometry), "starts": self.layer.starts, "init": self.init, "unions": self.unions,
+            "present": self.present, "masks": masks, "phases": np.array(geometry.phases, np.int64), "bias": self.bias,
+        }  # fmt: skip
+        unit = row_bytes(geometry.out_size[1])
+        return {name: to.constant(array) for name, array in arrays.items() if array is not None} | {
+            "shape": geometry.shape(), "scratch": to.scratch((geometry.planes + 1) * geometry.rows * unit + 128, which), "unit": unit,
+            "stride": self.stride, "groups": self.groups, "sets": self.sets, "bits": self.bits, "in_stride": self.in_stride,
+            "classes": self.bias.shape[1],
+        }  # fmt: skip
 
 
 def _column_masks(geometry: Geometry) -> np.ndarray | None:

@@ -15,12 +15,14 @@ from mptify.applying import along
 from mptify.errors import MptifyError
 from mptify.layers import Ticketed
 from mptify.norms import Sign
-from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
+from mptify.runtime.bitsliced import BitslicedConv, fits
+from mptify.runtime.chains import LAYOUT, in_chains
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
-from mptify.runtime.planes import LAYOUTS, Planes, pack_as, pool, unpack
+from mptify.runtime.planes import LAYOUTS, Kernel, Pack, Unpack
+from mptify.runtime.pooling import Pool
 from mptify.runtime.tails import Branch, Tail, Tails, is_plain_pool, is_through, module_of
 from mptify.runtime.thresholds import Thresholds, find_joint_thresholds, find_real_thresholds, find_thresholds
 
@@ -89,8 +91,7 @@ class _Compiler:
         for node in self.model.graph.nodes:
             if node not in absorbed:
                 self.convert(node)
-        self.graph.lint()
-        return fx.GraphModule(self.root, self.graph, f"Packed{type(self.model).__name__}").eval()
+        return in_chains(fx.GraphModule(self.root, self.graph, f"Packed{type(self.model).__name__}"))
 
     def convert(self, node: fx.Node) -> None:
         module = module_of(node, self.modules)
@@ -100,7 +101,7 @@ class _Compiler:
         elif is_through(module) and source in self.binary:
             self.hand_on(source, node)
         elif is_plain_pool(module) and source in self.binary:
-            self.planes[node, "channels"] = self.call(node, _Pool(module, None), self.planes_of(source, "channels"))
+            self.planes[node, "channels"] = self.call(node, Pool(module, None), self.planes_of(source, "channels"), layout="channels")
         elif not self.pack_alone(node):
             if node.op in ("call_module", "get_attr"):
                 _put(self.root, str(node.target), operator.attrgetter(str(node.target))(self.model))
@@ -133,7 +134,7 @@ class _Compiler:
             return False
         if tail.shortcut is not None:
             inputs.append(self.planes_of(tail.shortcut, branch.layout))
-        self.end(sign, tail, self.call(branch.node, BitslicedConv(_turned(weight, found), found.least, geometry), *inputs), found)
+        self.end(sign, tail, BitslicedConv(_turned(weight, found), found.least, geometry), inputs, found)
         return True
 
     def pack_first(self, sign: fx.Node, tail: Tail) -> bool:
@@ -143,7 +144,7 @@ class _Compiler:
             return False
         weight = branch.weight()
         found = find_real_thresholds(tail.signs, len(weight))
-        self.end(sign, tail, self.call(branch.node, PixelConv(weight, found, branch.geometry()), self.float_of(branch.source)), found)
+        self.end(sign, tail, PixelConv(weight, found, branch.geometry()), [self.float_of(branch.source)], found)
         return True
 
     def pack_sum(self, sign: fx.Node, tail: Tail, other: Branch, inputs: list[fx.Node]) -> bool:
@@ -157,13 +158,15 @@ class _Compiler:
         one = BitslicedConv(_turned(weight, found), None, tail.branch.geometry())
         kernel = JoinedConv(one, BitslicedConv(theirs, None, other.geometry()), found.least)
         inputs.append(self.planes_of(other.source, other.layout))
-        self.end(sign, tail, self.call(tail.branch.node, kernel, *inputs), found)
+        self.end(sign, tail, kernel, inputs, found)
         return True
 
-    def end(self, sign: fx.Node, tail: Tail, value: fx.Node, found: Thresholds) -> None:
+    def end(self, sign: fx.Node, tail: Tail, kernel: Kernel, inputs: list[fx.Node], found: Thresholds) -> None:
+        node, layout = tail.branch.node, tail.branch.layout
+        value = self.call(node, kernel, *inputs, layout=layout)
         if tail.pool is not None:
-            value = self.call(tail.branch.node, _Pool(tail.pool, found.falling), value, name="pool")
-        self.planes[sign, tail.branch.layout] = value
+            value = self.call(node, Pool(tail.pool, found.falling), value, name="pool", layout=layout)
+        self.planes[sign, layout] = value
 
     def pack_alone(self, node: fx.Node) -> bool:
         """Whether there is a kernel for a layer whose output is wanted as numbers."""
@@ -172,7 +175,7 @@ class _Compiler:
             return False
         weight = branch.weight()
         if branch.layout == "vectors":
-            kernel: nn.Module = PopcountLinear(weight)
+            kernel: Kernel = PopcountLinear(weight)
         elif fits(branch.geometry(), _most_kept(weight)):
             kernel = BitslicedConv(weight, None, branch.geometry())
         else:
@@ -193,7 +196,7 @@ class _Compiler:
     def planes_of(self, node: fx.Node, layout: str) -> fx.Node:
         if (node, layout) not in self.planes:
             numbers = self.before_sign[node] if node in self.before_sign else self.float_of(node)
-            self.planes[node, layout] = self.call(node, _Pack(layout), numbers, name=layout)
+            self.planes[node, layout] = self.call(node, Pack(layout), numbers, name=layout, layout=layout)
         return self.planes[node, layout]
 
     def float_of(self, node: Any) -> Any:
@@ -201,13 +204,18 @@ class _Compiler:
             self.floats[node] = self.call(node, Sign(), self.before_sign[node], name="sign")
         elif node not in self.floats:
             planes = next(self.planes[node, layout] for layout in LAYOUTS if (node, layout) in self.planes)
-            self.floats[node] = self.call(node, _Unpack(), planes, name="unpack")
+            self.floats[node] = self.call(node, Unpack(), planes, name="unpack")
         return self.floats[node]
 
-    def call(self, node: fx.Node, module: nn.Module, *args: Any, name: str = "") -> fx.Node:
+    def call(self, node: fx.Node, module: nn.Module, *args: Any, name: str = "", layout: str = "") -> fx.Node:
+        """`layout` is that of the planes that come out, if planes do."""
         path = node.name + (f"_{name}" if name else "")
         self.root.add_module(path, module)
-        return self.graph.call_module(path, args)
+        made = self.graph.call_module(path, args)
+        made.name = path
+        if layout:
+            made.meta[LAYOUT] = layout
+        return made
 
 
 def _most_kept(weight: Tensor) -> int:
@@ -231,20 +239,6 @@ def _put(root: nn.Module, path: str, value: Any) -> None:
         setattr(root, name, value)
 
 
-class _Pack(nn.Module):
-    def __init__(self, layout: str):
-        super().__init__()
-        self.layout = layout
-
-    def forward(self, x: Tensor) -> Planes:
-        return pack_as(self.layout, x)
-
-
-class _Unpack(nn.Module):
-    def forward(self, x: Planes) -> Tensor:
-        return unpack(x)
-
-
 class _Finish(nn.Module):
     """Gain and offset, without the layer that they belong to."""
 
@@ -259,19 +253,3 @@ class _Finish(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x * self.gain
         return x if self.offset is None else x + self.offset
-
-
-class _Pool(nn.Module):
-    falling: Tensor | None
-
-    def __init__(self, module: nn.MaxPool2d, falling: Tensor | None):
-        super().__init__()
-        pair = nn.modules.utils._pair
-        self.sizes = tuple(pair(one) for one in (module.kernel_size, module.stride, module.padding, module.dilation))
-        self.register_buffer("falling", None if falling is None else falling.to(torch.uint8))
-
-    def forward(self, x: Planes) -> Planes:
-        kernel, stride, padding, dilation = self.sizes
-        out = Geometry(x.channels, (x.height, x.width), kernel, stride, padding, dilation).out_size
-        falling = torch.zeros(x.channels, dtype=torch.uint8) if self.falling is None else self.falling
-        return pool(x, falling, kernel, stride, padding, dilation, out)

@@ -7,22 +7,15 @@ from pathlib import Path
 
 from mptify.native.build import open_library
 
-__all__ = ["Conv", "Job", "Join", "Pixels", "Popcount", "Shape", "cpu_names", "library"]
+__all__ = ["KINDS", "Layer", "Shape", "Step", "cpu_names", "library"]
 
-_EDITION = 3
+_EDITION = 4
 
-
-class Job(ctypes.Structure):
-    """A layer on one image; the fields are explained in packed.cpp."""
-
-    _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("planes", "index", "starts", "init", "unions", "present", "shortcut", "out", "counters")],
-        *[(name, ctypes.c_int64) for name in ("unit", "stride", "groups", "sets", "bits")],
-    ]
+KINDS = ("conv", "sums", "join", "pixels", "popcount", "pack", "unpack", "pool")  # of steps, in the library's order
 
 
 class Shape(ctypes.Structure):
-    """A convolution's sizes; the fields are explained in packed.cpp."""
+    """A convolution's sizes; the fields are explained in rows.h."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -33,38 +26,25 @@ class Shape(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Pixels(ctypes.Structure):
-    """A convolution of ordinary numbers on one image; the fields are explained in packed.cpp."""
+class Layer(ctypes.Structure):
+    """A convolution's tables, as numbers of arrays; the fields are explained in jobs.h."""
 
+    ARRAYS = ("index", "starts", "init", "unions", "present", "masks", "phases", "bias", "scratch")
     _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("numbers", "index", "starts", "thresholds", "falling", "out")],
-        *[(name, ctypes.c_int64) for name in ("filters", "width", "row_bytes", "stride", "step")],
+        ("shape", Shape),
+        *[(name, ctypes.c_int64) for name in (*ARRAYS, "unit", "stride", "groups", "sets", "bits", "in_stride", "classes")],
     ]
 
 
-class Popcount(ctypes.Structure):
-    """A layer that sees one pixel; the fields are explained in packed.cpp."""
+class Step(ctypes.Structure):
+    """One step of a program; the fields are explained in steps.h."""
 
-    _fields_ = [*[(name, ctypes.c_void_p) for name in ("input", "weights", "kept", "out")], ("bytes", ctypes.c_int64)]
-
-
-class Conv(ctypes.Structure):
-    """A convolution of one image; the fields are explained in packed.cpp."""
-
+    ARRAYS = ("in_", "second", "out", "runs", "table", "thresholds", "falling")
     _fields_ = [
-        ("image", ctypes.c_void_p), ("shape", ctypes.POINTER(Shape)), ("phases", ctypes.c_void_p), ("job", ctypes.POINTER(Job)),
-        ("scratch", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("masks", ctypes.c_void_p),
-        ("in_stride", ctypes.c_int64), ("classes", ctypes.c_int64),
-    ]  # fmt: skip
-
-
-class Join(ctypes.Structure):
-    """Two layers whose outputs are added; the fields are explained in packed.cpp."""
-
-    _fields_ = [
-        ("one", ctypes.POINTER(Conv)), ("other", ctypes.POINTER(Conv)),
-        *[(name, ctypes.c_void_p) for name in ("table", "runs", "out")],
-        *[(name, ctypes.c_int64) for name in ("span", "run_count", "filters", "stride")],
+        *[(name, ctypes.c_int64) for name in ("kind", "filters", "in_", "second", "out")],
+        ("one", Layer), ("other", Layer),
+        *[(name, ctypes.c_int64) for name in ("runs", "table", "thresholds", "falling", "run_count", "span", "length")],
+        ("steps", ctypes.c_int64 * 3),
     ]  # fmt: skip
 
 
@@ -73,17 +53,9 @@ def _load() -> ctypes.CDLL | None:
     if found is None:
         return None
     address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    shape, conv = ctypes.POINTER(Shape), ctypes.POINTER(Conv)
     found.mptify_packed_cpu.restype = ctypes.c_char_p
-    found.mptify_packed_conv.argtypes = [conv, count, address, address, count, number, number]
-    found.mptify_packed_join.argtypes = [ctypes.POINTER(Join), number, number]
-    found.mptify_packed_pixels.argtypes = [address, shape, ctypes.POINTER(Pixels), address, count, number, number]
-    found.mptify_packed_popcount.argtypes = [ctypes.POINTER(Popcount), count, number, number]
-    found.mptify_packed_pack.argtypes = [address, address, count, count, count, address, count, count, number]
-    found.mptify_packed_unpack.argtypes = [address, count, count, count, count, count, address, number]
-    found.mptify_packed_pool.argtypes = [address, count, shape, address, address, count, number]
-    for name in ("conv", "join", "pixels", "popcount", "pack", "unpack", "pool"):
-        getattr(found, f"mptify_packed_{name}").restype = None
+    found.mptify_packed_run.argtypes = [address, count, address, address, count, number, number]
+    found.mptify_packed_run.restype = None
     return found
 
 

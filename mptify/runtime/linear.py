@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mptify.runtime.library import Popcount, library
-from mptify.runtime.planes import Planes
+from mptify.runtime.planes import Kernel, Numbers, Value
 
 __all__ = ["PopcountLinear"]
 
 
-class PopcountLinear(nn.Module):
+class PopcountLinear(Kernel):
     """The sums of a binary layer that sees one pixel: kept - 2 · popcount(mask & (input ^ sign)). `weight` is M ⊙ B: -1, 0 or 1."""
 
     weights: Tensor
@@ -27,15 +28,9 @@ class PopcountLinear(nn.Module):
         self.register_buffer("weights", torch.from_numpy(np.stack(halves, axis=1)))
         self.register_buffer("kept", (weight != 0).sum(1).to(torch.int32))
         self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), int(self.kept.sum()), self.weights.nbytes
-        self.which_cpu = -1  # the best
 
-    def forward(self, x: Planes) -> Tensor:
-        """Images × filters, as float32."""
-        assert library is not None
+    def plan(self, to: Any, *inputs: Value) -> Value:
+        ((_, place),) = inputs
         filters, _, row = self.weights.shape
-        sums = torch.empty((x.images, filters))
-        job = Popcount(weights=self.weights.data_ptr(), kept=self.kept.data_ptr(), bytes=row)
-        for image, out in enumerate(sums):
-            job.input, job.out = x.address_of(image), out.data_ptr()
-            library.mptify_packed_popcount(job, filters, self.which_cpu, torch.get_num_threads())
-        return sums
+        one = {"index": to.constant(self.weights), "starts": to.constant(self.kept)}
+        return to.add("popcount", Numbers.in_order(filters), filters=filters, in_=place, one=one, length=row)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from mptify.runtime.bitsliced import Geometry, survivors
-from mptify.runtime.library import Pixels, library
-from mptify.runtime.planes import Planes, Prepared, row_bytes, stride_of
+from mptify.runtime.planes import Bits, Kernel, Value
 from mptify.runtime.thresholds import Thresholds
 
 __all__ = ["PixelConv"]
 
 
-class PixelConv(Prepared):
+class PixelConv(Kernel):
     """Signs of thresholded sums of pixels. `weight` is M ⊙ B: -1, 0 or 1."""
 
     taps: Tensor
@@ -33,47 +34,27 @@ class PixelConv(Prepared):
         self.register_buffer("thresholds", found.least.to(torch.float32))
         self.register_buffer("falling", found.falling.to(torch.uint8))
         self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(order), self.taps.nbytes
-        self.which_cpu = -1  # the best
 
-    def forward(self, x: Tensor) -> Planes:
-        if self._tables is None or tuple(x.shape[2:]) != self.geometry.size:
-            self.geometry = self.geometry.at((x.shape[2], x.shape[3]))
-            self._tables = _Tables(self)
-        tables = self._tables
-        x = x.to(torch.float32).contiguous()
-        out = Planes.empty(len(x), self.filters, *self.geometry.out_size)
-        assert library is not None
-        for number, image in enumerate(x):
-            tables.job.out = out.address_of(number)
-            library.mptify_packed_pixels(
-                image.data_ptr(),
-                tables.shape,
-                tables.job,
-                tables.scratch.data_ptr(),
-                tables.length,
-                self.which_cpu,
-                torch.get_num_threads(),
-            )
-        return out
+    def readable(self, x: Tensor) -> Tensor:
+        return x.contiguous()
 
-
-class _Tables:
-    """What the kernel needs for images of one size: columns that a stride skips together lie side by side, in rows of `length`."""
-
-    def __init__(self, layer: PixelConv):
-        geometry = layer.geometry
-        height, width = geometry.out_size
+    def plan(self, to: Any, *inputs: Value) -> Value:
+        """Columns that a stride skips together lie side by side, in rows of `length`."""
+        ((numbers, place),) = inputs
+        geometry = self.geometry.at((numbers.shape[1], numbers.shape[2]))
+        form = Bits(self.filters, *geometry.out_size)
         step = geometry.stride[1]
         across = geometry.dilation[1] * np.arange(geometry.kernel[1])
         rows = geometry.size[0] + 2 * geometry.padding[0]
-        channel, kh, kw = layer.taps.numpy()
-        self.length = width + int(across[-1]) // step
-        place = (channel * step + across[kw] % step) * rows + kh * geometry.dilation[0]
-        self.index = (place * self.length + across[kw] // step).astype(np.int32)
-        self.scratch = torch.zeros(geometry.channels * step * rows * self.length + 256)  # vectors reach beyond the last row
-        self.shape = geometry.shape()
-        self.job = Pixels(
-            index=self.index.ctypes.data, starts=layer.starts.data_ptr(), thresholds=layer.thresholds.data_ptr(),
-            falling=layer.falling.data_ptr(), filters=layer.filters, width=width, row_bytes=row_bytes(width),
-            stride=stride_of(height, width), step=geometry.stride[0] * self.length,
+        channel, kh, kw = self.taps.numpy()
+        length = form.width + int(across[-1]) // step
+        first = (channel * step + across[kw] % step) * rows + kh * geometry.dilation[0]
+        scratch = 4 * (geometry.channels * step * rows * length + 256)  # vectors reach beyond the last row
+        one = {
+            "shape": geometry.shape(), "index": to.constant((first * length + across[kw] // step).astype(np.int32)),
+            "starts": to.constant(self.starts), "scratch": to.scratch(scratch), "stride": form.stride,
+        }  # fmt: skip
+        return to.add(
+            "pixels", form, filters=self.filters, in_=place, one=one, thresholds=to.constant(self.thresholds),
+            falling=to.constant(self.falling), length=length,
         )  # fmt: skip

@@ -1,16 +1,18 @@
-"""Activations of one bit as bit planes: a plane per channel, in it a bit per pixel, 1 for +1."""
+"""Values in a program: numbers, and signs as bit planes: a plane per channel, in it a bit per pixel, 1 for +1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from mptify.runtime.library import Shape, library
+from mptify.runtime.library import Shape
 
-__all__ = ["LAYOUTS", "Planes", "Prepared", "in_order", "pack", "pack_as", "pool", "row_bytes", "stride_of", "unpack"]
+__all__ = ["LAYOUTS", "Bits", "Kernel", "Numbers", "Pack", "Place", "Unpack", "Value", "row_bytes", "stride_of"]
+
+LAYOUTS = ("channels", "tokens", "vectors")
 
 
 def row_bytes(width: int) -> int:
@@ -26,98 +28,100 @@ def stride_of(height: int, width: int) -> int:
 _SLACK = 16  # bytes behind the last plane that a kernel may read
 
 
-@dataclass
-class Planes:
-    """Bits in `room`, images × channels × `stride` bytes; what lies behind a row's last pixel, or behind the last row, means nothing."""
+@dataclass(frozen=True)
+class Bits:
+    """One image as bit planes; what lies behind a row's last pixel, or behind the last row, means nothing."""
 
-    room: Tensor
-    images: int
     channels: int
     height: int
     width: int
-    stride: int
-    address: int
     tokens: tuple[int, ...] | None = None  # of a row of tokens: their own order
 
+    @property
+    def stride(self) -> int:
+        return stride_of(self.height, self.width)
+
+    @property
+    def bytes(self) -> int:
+        return self.channels * self.stride + _SLACK
+
+    @property
+    def shape(self) -> Shape:
+        """Of the planes alone, without a convolution."""
+        return Shape(self.channels, self.height, self.width, row_bytes(self.width))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """One image as float32: its shape, and how far its neighbours in each dimension lie apart. A row of tokens is still one of pixels."""
+
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    tokens: tuple[int, ...] | None = None
+
     @classmethod
-    def empty(cls, images: int, channels: int, height: int, width: int, tokens: tuple[int, ...] | None = None) -> Planes:
-        stride = stride_of(height, width)
-        room = torch.empty(images * channels * stride + _SLACK, dtype=torch.uint8)
-        return cls(room, images, channels, height, width, stride, room.data_ptr(), tokens)
+    def in_order(cls, *shape: int, tokens: tuple[int, ...] | None = None) -> Numbers:
+        return cls(shape, tuple(prod(shape[i + 1 :]) for i in range(len(shape))), tokens)
 
-    def address_of(self, image: int) -> int:
-        return self.address + image * self.channels * self.stride
-
-
-LAYOUTS = ("channels", "tokens", "vectors")
+    @property
+    def bytes(self) -> int:
+        return 4 * prod(self.shape)
 
 
-class Prepared(nn.Module):
-    """A layer with `_tables` for its kernel, full of addresses: made anew where its buffers are copied or moved."""
+class Place(NamedTuple):
+    """Where an array is: among a program's inputs, outputs, rooms to work in, or constants."""
 
-    _tables: Any = None
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._tables = None
-        return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tables": None}
+    among: str
+    number: int
 
 
-def pack_as(layout: str, x: Tensor) -> Planes:
+class Value(NamedTuple):
+    form: Any  # Bits or Numbers
+    place: Place
+
+
+class Kernel(nn.Module):
+    """One step of a program. `plan` adds it to a plan for images of one size, and says what comes out."""
+
+    def readable(self, x: Tensor) -> Tensor:
+        """Numbers in an order of memory that it can read."""
+        return x
+
+    def plan(self, to: Any, *inputs: Value) -> Value:
+        raise NotImplementedError  # what a subclass is for
+
+
+class Pack(Kernel):
     """Signs of images × channels × height × width (`channels`), of images × … × channels in one row (`tokens`), of images × numbers."""
-    if layout == "tokens":
-        planes = pack(x.flatten(1, -2).transpose(1, 2)[:, :, None])
-        planes.tokens = tuple(x.shape[1:-1])
-        return planes
-    return pack(x[:, None, None] if layout == "vectors" else x)
+
+    def __init__(self, layout: str):
+        super().__init__()
+        self.layout = layout
+
+    def readable(self, x: Tensor) -> Tensor:
+        return x.contiguous() if self.layout == "tokens" and x.dim() > 3 else x  # all tokens lie as far apart
+
+    def plan(self, to: Any, *inputs: Value) -> Value:
+        ((numbers, place),) = inputs
+        shape, steps = numbers.shape, numbers.steps
+        if self.layout == "tokens":
+            form, steps = Bits(shape[-1], 1, prod(shape[:-1]), shape[:-1]), (steps[-1], 0, steps[-2])
+        elif self.layout == "vectors":
+            form, steps = Bits(1, 1, *shape), (0, 0, *steps)
+        else:
+            form = Bits(*shape)
+        return to.add("pack", form, in_=place, steps=steps, one={"shape": form.shape, "stride": form.stride})
 
 
-def pack(x: Tensor) -> Planes:
-    """The signs of images × channels × height × width."""
-    assert library is not None
-    x = x.to(torch.float32)
-    planes = Planes.empty(*x.shape)
-    steps = torch.tensor(x.stride()[1:])
-    for number, image in enumerate(x):
-        library.mptify_packed_pack(
-            image.data_ptr(),
-            steps.data_ptr(),
-            *image.shape,
-            planes.address_of(number),
-            planes.stride,
-            row_bytes(planes.width),
-            torch.get_num_threads(),
-        )
-    return planes
-
-
-def unpack(planes: Planes) -> Tensor:
+class Unpack(Kernel):
     """±1, as float32."""
-    assert library is not None
-    x = torch.empty((planes.images, planes.channels, planes.height, planes.width))
-    for number, image in enumerate(x):
-        library.mptify_packed_unpack(
-            planes.address_of(number), planes.stride, row_bytes(planes.width), *image.shape, image.data_ptr(), torch.get_num_threads()
-        )
-    return in_order(x, planes.tokens)
+
+    def plan(self, to: Any, *inputs: Value) -> Value:
+        ((bits, place),) = inputs
+        form = Numbers.in_order(bits.channels, bits.height, bits.width, tokens=bits.tokens)
+        return to.add("unpack", form, in_=place, one={"shape": bits.shape, "in_stride": bits.stride})
 
 
-def in_order(x: Tensor, tokens: tuple[int, ...] | None) -> Tensor:
-    """Of one row of tokens: images × tokens, in their own order, × channels."""
+def own_order(x: Tensor, tokens: tuple[int, ...] | None) -> Tensor:
+    """Of images × channels × 1 × tokens: images × tokens, in their own order, × channels."""
     return x if tokens is None else x[:, :, 0].transpose(1, 2).contiguous().unflatten(1, tokens)
-
-
-def pool(planes: Planes, falling: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, out_size: tuple[int, int]) -> Planes:
-    """The largest value per window; where `falling` (bool, by channel), the smallest."""
-    assert library is not None
-    out = Planes.empty(planes.images, planes.channels, *out_size)
-    sizes = (planes.height, planes.width, row_bytes(planes.width), *out_size, row_bytes(out_size[1]))
-    shape = Shape(planes.channels, *sizes, *kernel, *stride, *padding, *dilation, 0, 0)
-    threads = torch.get_num_threads()
-    for image in range(planes.images):
-        library.mptify_packed_pool(
-            planes.address_of(image), planes.stride, shape, falling.data_ptr(), out.address_of(image), out.stride, threads
-        )
-    return out

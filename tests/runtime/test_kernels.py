@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
@@ -11,7 +12,9 @@ from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
-from mptify.runtime.planes import Planes, pack, pack_as, pool, unpack
+from mptify.runtime.planes import Pack, Unpack
+from mptify.runtime.pooling import Pool
+from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import Thresholds
 
 pytestmark = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
@@ -27,6 +30,23 @@ def ternary(*shape, kept):
     weight = signs(*shape) * (torch.rand(shape) < kept)
     weight.view(-1)[random.randrange(weight.numel())] = 1.0
     return weight
+
+
+def through(kernel, *inputs, layout="channels", which_cpu=-1):
+    """What a kernel makes of signs, as numbers."""
+    names = [f"input_{number}" for number in range(len(inputs))]
+    kernels, wiring, read = {"kernel": kernel}, [], names
+    if layout:
+        kernels |= {f"pack_{name}": Pack(layout) for name in names}
+        wiring = [(f"pack_{name}", (name,), f"bits_{name}") for name in names]
+        read = [f"bits_{name}" for name in names]
+    wiring.append(("kernel", tuple(read), "made"))
+    if getattr(kernel, "thresholds", True) is not None and not isinstance(kernel, PopcountLinear):
+        kernels["unpack"] = Unpack()
+        wiring.append(("unpack", ("made",), "numbers"))
+    chain = Chain(kernels, wiring, names, [wiring[-1][2]])
+    chain.which_cpu = which_cpu
+    return chain(*inputs)[0]
 
 
 def random_layer(channels=9):
@@ -61,12 +81,11 @@ def test_random_layers_agree_bit_for_bit(seed, which_cpu):
         thresholds = torch.randint(-12, 13, (sets, len(weight)))
         layer = BitslicedConv(weight.to(torch.int8), thresholds, first)
         plain = BitslicedConv(weight.to(torch.int8), None, first)
-        layer.which_cpu = plain.which_cpu = which_cpu
         shortcut = signs(*sums.shape)
         least = torch.where(shortcut > 0, thresholds[-1].view(-1, 1, 1), thresholds[0].view(-1, 1, 1))
-        found = unpack(layer(pack(images), pack(shortcut) if sets == 2 else None))
+        found = through(layer, *([images, shortcut] if sets == 2 else [images]), which_cpu=which_cpu)
         assert torch.equal(found, torch.where(sums >= least, 1.0, -1.0)), geometry
-        assert torch.equal(plain(pack(images)), sums), geometry
+        assert torch.equal(through(plain, images, which_cpu=which_cpu), sums), geometry
 
 
 @pytest.mark.parametrize("which_cpu", CPUS)
@@ -90,10 +109,9 @@ def test_two_layers_added_agree_bit_for_bit(seed, which_cpu):
         torch.set_num_threads(random.choice([1, 2, 3]))
         least = torch.randint(-kept[0], kept[0] + 2, (len(weight), 2 * kept[1] + 1))
         layer = JoinedConv(BitslicedConv(weight.to(torch.int8), None, geometry), BitslicedConv(theirs.to(torch.int8), None, small), least)
-        layer.one.which_cpu = which_cpu
         their_sums = F.conv2d(others, theirs, padding=(padding, 0)).long() + kept[1]
         bound = torch.stack([least[f][their_sums[:, f]] for f in range(len(weight))], dim=1)
-        assert torch.equal(unpack(layer(pack(images), pack(others))) > 0, sums >= bound), geometry
+        assert torch.equal(through(layer, images, others, which_cpu=which_cpu) > 0, sums >= bound), geometry
 
 
 def test_layers_of_many_survivors():
@@ -106,10 +124,10 @@ def test_layers_of_many_survivors():
         sums = F.conv2d(images, weight)
         geometry = Geometry(12_100, (2, 3), (1, 1))
         assert fits(geometry, kept)
-        assert torch.equal(BitslicedConv(weight.to(torch.int8), None, geometry)(pack(images)), sums)
+        assert torch.equal(through(BitslicedConv(weight.to(torch.int8), None, geometry), images), sums)
         for least in (-kept, -kept + 1, 0, kept - 1, kept, kept + 1):
             layer = BitslicedConv(weight.to(torch.int8), torch.full((1, 2), least), geometry)
-            assert torch.equal(unpack(layer(pack(images))) > 0, sums >= least), (kept, least)
+            assert torch.equal(through(layer, images) > 0, sums >= least), (kept, least)
 
 
 @pytest.mark.parametrize("which_cpu", CPUS)
@@ -125,9 +143,10 @@ def test_first_layers_agree(seed, which_cpu):
         least = torch.randint(-16, 17, (len(weight),)) / 8
         falling = torch.rand(len(weight)) < 0.5
         layer = PixelConv(weight.to(torch.int8), Thresholds(least, falling), geometry)
-        layer.which_cpu = which_cpu
         bound = least.view(-1, 1, 1)
-        assert torch.equal(unpack(layer(images)) > 0, torch.where(falling.view(-1, 1, 1), sums <= bound, sums >= bound)), geometry
+        assert torch.equal(
+            through(layer, images, layout=None, which_cpu=which_cpu) > 0, torch.where(falling.view(-1, 1, 1), sums <= bound, sums >= bound)
+        ), geometry
 
 
 @pytest.mark.parametrize("which_cpu", CPUS)
@@ -135,8 +154,11 @@ def test_first_layers_agree(seed, which_cpu):
 def test_vectors_agree(inputs, which_cpu):
     weight, x = ternary(70, inputs, kept=0.4), signs(3, inputs)
     layer = PopcountLinear(weight.to(torch.int8))
-    layer.which_cpu = which_cpu
-    assert torch.equal(layer(pack_as("vectors", x)), x @ weight.T)
+    assert torch.equal(through(layer, x, layout="vectors", which_cpu=which_cpu), x @ weight.T)
+
+
+def there_and_back(x, layout):
+    return Chain({"pack": Pack(layout), "unpack": Unpack()}, [("pack", ("x",), "bits"), ("unpack", ("bits",), "y")], ["x"], ["y"])(x)[0]
 
 
 def test_planes_come_back_as_they_were():
@@ -144,10 +166,12 @@ def test_planes_come_back_as_they_were():
         x = torch.randn(shape)
         x.view(-1)[0] = -0.0  # whose sign is +1
         expected = torch.where(x >= 0, 1.0, -1.0)
-        assert torch.equal(unpack(pack(x)), expected)
-        assert torch.equal(unpack(pack(x.to(memory_format=torch.channels_last))), expected)
+        assert torch.equal(there_and_back(x, "channels"), expected)
+        assert torch.equal(there_and_back(x.to(memory_format=torch.channels_last), "channels"), expected)
     tokens = torch.randn(2, 5, 3, 11)
-    assert torch.equal(unpack(pack_as("tokens", tokens)), torch.where(tokens >= 0, 1.0, -1.0))
+    assert torch.equal(there_and_back(tokens, "tokens"), torch.where(tokens >= 0, 1.0, -1.0))
+    turned = tokens.transpose(1, 2)  # in another order than memory's
+    assert torch.equal(there_and_back(turned, "tokens"), torch.where(turned >= 0, 1.0, -1.0))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -165,5 +189,4 @@ def test_pools_agree(seed):
         falling = torch.tensor([0, 1, 0, 1], dtype=torch.uint8)
         turn = torch.tensor([1.0, -1.0, 1.0, -1.0]).view(-1, 1, 1)
         expected = turn * F.max_pool2d(turn * x, kernel, stride, padding, dilation)
-        found: Planes = pool(pack(x), falling, kernel, stride, padding, dilation, tuple(expected.shape[2:]))
-        assert torch.equal(unpack(found), expected)
+        assert torch.equal(through(Pool(nn.MaxPool2d(kernel, stride, padding, dilation), falling), x), expected)

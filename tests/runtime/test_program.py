@@ -16,10 +16,11 @@ from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
+from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import find_joint_thresholds, find_real_thresholds, find_thresholds
 from mptify.surgery.graphs import TicketGraph
 from mptify.ticket import store
-from tests.nets import Plain, images
+from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, build
 from tests.surgery.test_zoo import flat
 
@@ -95,6 +96,64 @@ def test_copies_stand_on_their_own():
         del program
         for one in (copied, moved):
             assert torch.equal(one(images()), expected)
+
+
+class Crossing(nn.Module):
+    """Signs that are wanted again after a gate, which is torch's work; and a tensor that is changed in place after it was read."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gated, self.second, self.third = (nn.Conv2d(n, 8, 3, padding=1) for n in (3, 8, 8, 8))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        a = torch.relu(self.norms[0](self.first(x)))
+        gate = torch.sigmoid(self.gated(a))
+        b = torch.relu(self.norms[1](self.second(a) * gate))
+        c = torch.relu(self.norms[2](self.third(b) + a))
+        gate += 1
+        return self.head((c * gate).mean((2, 3)))
+
+
+def test_planes_are_handed_from_chain_to_chain():
+    torch.manual_seed(5)
+    ticketed = shaken_(mptify.transform(Crossing(), bits="1/1", prune=0.5)).eval()
+    program = mptify.pack(ticketed, images())
+    chains = [module for module in program.modules() if isinstance(module, Chain)]
+    assert len(chains) == 2
+    assert any("unpack" in name and "relu" not in name for name in chains[0].kernels), list(chains[0].kernels)
+    with torch.no_grad():
+        x = exact(images())
+        assert torch.equal(program(x), ticketed(x))
+
+
+def test_a_program_can_be_called_by_several_threads_at_once():
+    from concurrent.futures import ThreadPoolExecutor
+
+    torch.manual_seed(6)
+    ticketed = mptify.transform(Plain(), bits="1/1", prune=0.5).eval()
+    program = mptify.pack(ticketed, images())
+    some = [exact(torch.randn_like(images())) for _ in range(24)]
+
+    def run(x):
+        with torch.no_grad():
+            return program(x)
+
+    with ThreadPoolExecutor(4) as pool, torch.no_grad():
+        for ours, x in zip(pool.map(run, some), some, strict=True):
+            assert torch.equal(ours, ticketed(x))
+
+
+def test_many_sizes_do_not_pile_up():
+    ticketed = mptify.transform(OneReluManyTimes(), bits="1/1", prune=0.5).eval()
+    program = mptify.pack(ticketed, images())
+    (chain,) = (module for module in program.modules() if isinstance(module, Chain))
+    with torch.no_grad():
+        for height in range(8, 20):
+            x = exact(torch.randn(1, images().shape[1], height, 16))
+            assert torch.equal(program(x), ticketed(x))
+    assert len(chain._ready) <= 4
 
 
 def test_what_cannot_be_packed_is_told():

@@ -1,0 +1,87 @@
+// What the kernels are told: one layer on one image each.
+#pragma once
+
+#include <cstdint>
+
+#include "rows.h"
+
+namespace {
+
+// A layer on one image. Planes of the output, of thresholds and of the shortcut lie `stride` bytes apart, a multiple of 64.
+struct Job {
+  const uint8_t* planes;    // the input's, shifted as the kernel's taps need them: see `expand`
+  const uint16_t* index;    // which of them each filter adds, in units of `unit` bytes; behind the last one there are 3 to read
+  const int32_t* starts;    // where in `index` the negative survivors of filter f begin [2 f], and the positive ones [2 f + 1]
+  const uint8_t* init;      // [filters][sets][groups][bits]: which of a group's classes have that bit set in threshold - 1; or null
+  const uint8_t* unions;    // [groups][8]: planes of the pixels in each subset of a group's (up to three) classes
+  const uint64_t* present;  // per 8 bytes of a plane: the groups that lie in them, as bits
+  const uint8_t* shortcut;  // [filters], or null
+  uint8_t* out;             // [filters]
+  uint8_t* counters;        // [filters][bits], in place of `out`, or null
+  int64_t unit, stride, groups, sets, bits;
+};
+
+// 8 comparisons, as bits: least <= numbers, or if `falling` least >= numbers.
+inline uint8_t reached(float least, const float* numbers, bool falling) {
+#ifdef __SSE2__
+  const __m128 bound = _mm_set1_ps(least), low = _mm_loadu_ps(numbers), high = _mm_loadu_ps(numbers + 4);
+  const int bits = falling ? _mm_movemask_ps(_mm_cmpge_ps(bound, low)) | _mm_movemask_ps(_mm_cmpge_ps(bound, high)) << 4
+                           : _mm_movemask_ps(_mm_cmple_ps(bound, low)) | _mm_movemask_ps(_mm_cmple_ps(bound, high)) << 4;
+#else
+  unsigned bits = 0;
+  for (int k = 0; k < 8; k++) bits |= (unsigned)(falling ? least >= numbers[k] : least <= numbers[k]) << k;
+#endif
+  return (uint8_t)bits;
+}
+
+// A convolution of ordinary numbers on one image.
+struct Pixels {
+  const float* numbers;     // padded, columns of like phase side by side: see `mptify_packed_pixels`
+  const int32_t* index;     // where each survivor finds its numbers, from a row's first on
+  const int32_t* starts;    // where in `index` the negative survivors of filter f begin [2 f], and the positive ones [2 f + 1]
+  const float* thresholds;  // [filters]
+  const uint8_t* falling;   // [filters]
+  uint8_t* out;             // planes [filters]
+  int64_t filters, width, row_bytes, stride, step;  // `step`: from an output row's numbers to the next one's
+};
+
+// A layer that sees one pixel: 8 times `bytes` inputs.
+struct Popcount {
+  const uint8_t* input;    // one bit per input, 1 for +1
+  const uint8_t* weights;  // [filters]: the mask's bits, and as many of signs, 0 where the mask is
+  const int32_t* kept;     // [filters]
+  float* out;              // [filters]
+  int64_t bytes;
+};
+
+// A convolution of one image: `expand` makes its planes, `job` adds them up. The sum of a filter over a window is
+// 2 * (positives - negatives) - bias, which depends on the window's class: on which of its taps lie in the image.
+struct Conv {
+  const uint8_t* image;
+  const Shape* shape;
+  const int64_t* phases;
+  const Job* job;
+  uint8_t* scratch;     // the expanded planes, and behind them one plane of zeros and 128 bytes
+  const int16_t* bias;  // [filters][classes]
+  const uint8_t* masks; // [kernel_w]: what a plane shifted as a whole may show; null unless the stride is 1 and rows keep their bytes
+  int64_t in_stride, classes;
+};
+
+// Neighbouring pixels of one class (of two layers: of one class in each).
+struct Run {
+  int64_t begin, end;  // as the bits lie in a plane
+  int64_t pixel;       // the first one, as the numbers lie in an image
+  int64_t one, other;  // classes
+};
+
+// Two layers whose outputs are added: a sign is +1 where the sum of the first reaches what the table says for that of the second.
+struct Join {
+  const Conv* one;
+  const Conv* other;
+  const int16_t* table;  // [filters][span]: thresholds for sums of the second from -(span / 2) on
+  const Run* runs;
+  uint8_t* out;
+  int64_t span, run_count, filters, stride;
+};
+
+}  // namespace

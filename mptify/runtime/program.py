@@ -1,0 +1,212 @@
+"""Chains of kernels: planned once for images of one size, then run by one call of the C++ library."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mptify.runtime.library import KINDS, Step, library
+from mptify.runtime.planes import Kernel, Numbers, Place, Value, own_order
+
+__all__ = ["Chain", "Plan", "Ready"]
+
+_SIZES = 4  # of images, that a chain stays ready for
+
+
+class Plan:
+    """The steps for images of one size, with all that they read: data, which could as well lie in a file.
+
+    Kernels `add` their steps. Arrays are numbered: inputs, then outputs, then rooms to work in, then constants.
+    """
+
+    def __init__(self, inputs: int):
+        self.inputs = inputs
+        self.outputs: list[Numbers] = []
+        self.rooms: list[int] = []  # their sizes in bytes
+        self.constants: list[Any] = []  # arrays and tensors, kept alive
+        self.names: list[str] = []  # of the steps
+        self._records: list[dict[str, Any]] = []
+        self._free: list[int] = []  # rooms
+        self._scratch: dict[int, int] = {}
+        self._name, self._leaves = "", False
+
+    # -- building ----------------------------------------------------------------------------------------------------------------
+
+    def begin(self, name: str, leaves: bool) -> None:
+        """What is added next is step `name`; whether its result leaves the chain."""
+        self._name, self._leaves = name, leaves
+
+    def add(self, kind: str, form: Any, **fields: Any) -> Value:
+        """A step, whose result has this form."""
+        if self._leaves:
+            out = Place("outputs", len(self.outputs))
+            self.outputs.append(form)
+        else:
+            out = self._room(form.bytes)
+        self.names.append(self._name)
+        self._records.append({"kind": KINDS.index(kind), "out": out, **fields})
+        return Value(form, out)
+
+    def constant(self, array: Any) -> Place:
+        """An array or a tensor that the library reads."""
+        self.constants.append(array)
+        return Place("constants", len(self.constants) - 1)
+
+    def scratch(self, size: int, which: int = 0) -> Place:
+        """A room in which a step may do what it likes; the steps share it."""
+        if which not in self._scratch:
+            self._scratch[which] = len(self.rooms)
+            self.rooms.append(0)
+        number = self._scratch[which]
+        self.rooms[number] = max(self.rooms[number], size)
+        return Place("rooms", number)
+
+    def release(self, place: Place) -> None:
+        """A value that no later step reads."""
+        if place.among == "rooms":
+            self._free.append(place.number)
+
+    def _room(self, size: int) -> Place:
+        fitting = [number for number in self._free if self.rooms[number] >= size]
+        if fitting:
+            number = min(fitting, key=self.rooms.__getitem__)
+            self._free.remove(number)
+        else:
+            number = len(self.rooms)
+            self.rooms.append(size)
+        return Place("rooms", number)
+
+    # -- running -----------------------------------------------------------------------------------------------------------------
+
+    def steps(self) -> Any:
+        """The steps as the library reads them."""
+        return (Step * len(self._records))(*[self._filled(Step(), record) for record in self._records])
+
+    def _filled(self, structure: Any, record: dict[str, Any]) -> Any:
+        for name in structure.ARRAYS:
+            setattr(structure, name, -1)
+        for part in ("one", "other") if isinstance(structure, Step) else ():
+            self._filled(getattr(structure, part), record.get(part, {}))
+        for name, value in record.items():
+            if isinstance(value, Place):
+                setattr(structure, name, self._number(value))
+            elif name == "steps":
+                structure.steps[:] = value
+            elif not isinstance(value, dict):
+                setattr(structure, name, value)
+        return structure
+
+    def _number(self, place: Place) -> int:
+        counts = {"inputs": self.inputs, "outputs": len(self.outputs), "rooms": len(self.rooms), "constants": len(self.constants)}
+        before = list(counts)[: list(counts).index(place.among)]
+        return sum(counts[name] for name in before) + place.number
+
+
+class Ready:
+    """A plan with rooms to work in, and the addresses of everything."""
+
+    def __init__(self, plan: Plan):
+        self.plan, self.steps = plan, plan.steps()
+        self.rooms = [torch.empty(size + 64, dtype=torch.uint8) for size in plan.rooms]
+        held = [*self.rooms, *plan.constants]
+        given = plan.inputs + len(plan.outputs)
+        self.addresses = (ctypes.c_void_p * (given + len(held)))()
+        self.strides = (ctypes.c_int64 * (given + len(held)))()
+        for number, array in enumerate(held):
+            self.addresses[given + number] = _address(array)
+        self.images = 0
+
+    def begin(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Take the images, and make room for what comes out."""
+        self.images = len(inputs[0])
+        outputs = [torch.empty((self.images, *form.shape)) for form in self.plan.outputs]
+        for number, tensor in enumerate((*inputs, *outputs)):
+            self.addresses[number] = tensor.data_ptr()
+            self.strides[number] = 4 * tensor.stride(0)
+        return outputs
+
+    def run(self, which_cpu: int, number: int | None = None) -> None:
+        """All steps on all images, or one step on the first."""
+        assert library is not None
+        steps, count, images = (self.steps, len(self.steps), self.images) if number is None else (ctypes.byref(self.steps[number]), 1, 1)
+        library.mptify_packed_run(steps, count, self.addresses, self.strides, images, which_cpu, torch.get_num_threads())
+
+
+def _address(array: Any) -> int:
+    return array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data
+
+
+class Chain(nn.Module):
+    """Kernels that run one after the other without a tensor between them: numbers in, numbers out.
+
+    `wiring` lists for each kernel its name, the values that it reads and the one that it makes; values are named by strings.
+    """
+
+    def __init__(self, kernels: dict[str, Kernel], wiring: list[tuple[str, tuple[str, ...], str]], inputs: list[str], outputs: list[str]):
+        super().__init__()
+        self.kernels = nn.ModuleDict(kernels)
+        self.wiring, self.inputs, self.outputs = wiring, inputs, outputs
+        self.which_cpu = -1  # the best
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ready: dict[tuple, Ready] = {}
+        self._lock = threading.Lock()  # the rooms are there once
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        given = self.readable(inputs)
+        with self._lock:
+            ready = self.ready(given)
+            outputs = ready.begin(given)
+            ready.run(self.which_cpu)
+        return tuple(own_order(x, form.tokens) for x, form in zip(outputs, ready.plan.outputs, strict=True))
+
+    def readable(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """As the kernels can read them."""
+        given = {name: x.to(torch.float32) for name, x in zip(self.inputs, inputs, strict=True)}
+        for name, read, _ in self.wiring:
+            kernel: Any = self.kernels[name]
+            given |= {one: kernel.readable(given[one]) for one in read if one in given}
+        return list(given.values())
+
+    def ready(self, inputs: list[Tensor]) -> Ready:
+        """The plan for such images, made when they come for the first time."""
+        key = tuple((x.shape[1:], x.stride()[1:]) for x in inputs)
+        if key not in self._ready:
+            while len(self._ready) >= _SIZES:
+                del self._ready[next(iter(self._ready))]
+            self._ready[key] = Ready(self.plan([Numbers(tuple(shape), tuple(steps)) for shape, steps in key]))
+        return self._ready[key]
+
+    def plan(self, forms: list[Numbers]) -> Plan:
+        """The steps for images of these sizes."""
+        plan = Plan(len(forms))
+        values = {name: Value(form, Place("inputs", i)) for i, (name, form) in enumerate(zip(self.inputs, forms, strict=True))}
+        last = {name: number for number, (_, read, _) in enumerate(self.wiring) for name in read}
+        leaving = []
+        for number, (name, read, made) in enumerate(self.wiring):
+            kernel: Any = self.kernels[name]
+            plan.begin(name, made in self.outputs)
+            values[made] = kernel.plan(plan, *[values[one] for one in read])
+            if made in self.outputs:
+                leaving.append(made)
+            for one in set(read):
+                if last[one] == number:
+                    plan.release(values[one].place)
+        assert leaving == self.outputs
+        return plan
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._forget()
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_ready", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()

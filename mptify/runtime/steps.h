@@ -1,0 +1,265 @@
+// Steps of a program: what each reads and writes, as numbers of arrays, so that a program can lie in a file or in another
+// process; and how it is done. Included once, by packed.cpp.
+#pragma once
+
+namespace {
+
+struct Layer {  // a convolution's tables, as Python lists them: -1 stands for none
+  Shape shape;
+  int64_t index, starts, init, unions, present, masks, phases, bias, scratch;  // arrays
+  int64_t unit, stride, groups, sets, bits, in_stride, classes;
+};
+
+enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL };
+
+struct Step {
+  int64_t kind, filters;
+  int64_t in, second, out;  // arrays; the second input is a shortcut, or what the other of two layers sees
+  Layer one, other;
+  int64_t runs, table, thresholds, falling;  // arrays
+  int64_t run_count, span, length;
+  int64_t steps[3];  // from a channel, row and column of numbers to the next
+};
+
+struct Arrays {
+  uint8_t* const* places;
+  const int64_t* strides;
+  int64_t image;
+
+  template <class Type>
+  Type* at(int64_t array) const {
+    return array < 0 ? nullptr : (Type*)(places[array] + image * strides[array]);
+  }
+};
+
+// -- convolutions on planes ---------------------------------------------------------------------------------------------------
+
+// A layer's job and conv, which point to each other.
+struct Prepared {
+  Job job;
+  Conv conv;
+
+  Prepared(const Layer& layer, const Arrays& arrays, int64_t in) {
+    job = {};
+    job.planes = arrays.at<uint8_t>(layer.scratch);
+    job.index = arrays.at<uint16_t>(layer.index);
+    job.starts = arrays.at<int32_t>(layer.starts);
+    job.init = arrays.at<uint8_t>(layer.init);
+    job.unions = arrays.at<uint8_t>(layer.unions);
+    job.present = arrays.at<uint64_t>(layer.present);
+    job.unit = layer.unit, job.stride = layer.stride, job.groups = layer.groups, job.sets = layer.sets, job.bits = layer.bits;
+    conv = {arrays.at<uint8_t>(in), &layer.shape, arrays.at<int64_t>(layer.phases), &job, arrays.at<uint8_t>(layer.scratch),
+            arrays.at<int16_t>(layer.bias), arrays.at<uint8_t>(layer.masks), layer.in_stride, layer.classes};
+  }
+  Prepared(const Prepared&) = delete;
+};
+
+// The planes that a convolution adds, from its image.
+void expand_image(const Cpu& cpu, const Conv& conv, int threads) {
+  const Shape& shape = *conv.shape;
+  in_parts(shape.channels, threads, 16, [&](int64_t begin, int64_t end) {
+    if (conv.masks) return cpu.expand_whole(conv, begin, end);
+    expand(conv.image, shape, conv.phases, conv.in_stride, conv.scratch, begin, end);
+  });
+  const int64_t planes = shape.channels * shape.kernel_w * shape.phases * shape.rows * shape.out_bytes;
+  std::memset(conv.scratch + planes, 0, (size_t)(shape.rows * shape.out_bytes + 128));
+}
+
+// A thread's room for the numbers of one filter after the other.
+class Numbers {
+ public:
+  const int64_t count;  // of pixels, as the bits lie in a plane
+
+  explicit Numbers(const Conv& conv)
+      : count(8 * conv.shape->out_height * conv.shape->out_bytes),
+        counters_((size_t)(conv.job->bits * conv.job->stride)),
+        numbers_((size_t)count + 16),
+        job_(*conv.job) {
+    job_.counters = counters_.data();
+  }
+
+  const int16_t* of(const Cpu& cpu, int64_t f) {
+    run_words(cpu, job_, count / 8, f, f + 1);
+    cpu.numbers_of(counters_.data(), job_.stride, (int)job_.bits, count, numbers_.data());
+    return numbers_.data();
+  }
+
+ private:
+  std::vector<uint8_t> counters_;
+  std::vector<int16_t> numbers_;
+  Job job_;
+};
+
+// Planes of signs.
+void run_conv(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+  Prepared layer(step.one, arrays, step.in);
+  layer.job.shortcut = arrays.at<uint8_t>(step.second);
+  layer.job.out = arrays.at<uint8_t>(step.out);
+  expand_image(cpu, layer.conv, threads);
+  const Shape& shape = step.one.shape;
+  in_parts(step.filters, threads, 4, [&](int64_t first, int64_t last) {
+    run_words(cpu, layer.job, shape.out_height * shape.out_bytes, first, last);
+  });
+}
+
+// The sums themselves: float32, [filters][height][width].
+void run_sums(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+  const Prepared layer(step.one, arrays, step.in);
+  const Run* runs = arrays.at<Run>(step.runs);
+  float* sums = arrays.at<float>(step.out);
+  expand_image(cpu, layer.conv, threads);
+  in_parts(step.filters, threads, 4, [&](int64_t first, int64_t last) {
+    Numbers room(layer.conv);
+    const int64_t pixels = step.one.shape.out_height * step.one.shape.out_width;
+    for (int64_t f = first; f < last; f++) cpu.sums_of_filter(layer.conv, runs, step.run_count, f, room.of(cpu, f), sums + f * pixels);
+  });
+}
+
+// Two layers, and the signs of what their outputs add up to.
+void run_join(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+  const Prepared one(step.one, arrays, step.in), other(step.other, arrays, step.second);
+  const Join join = {&one.conv, &other.conv, arrays.at<int16_t>(step.table), arrays.at<Run>(step.runs), arrays.at<uint8_t>(step.out),
+                     step.span, step.run_count, step.filters, step.one.stride};
+  expand_image(cpu, one.conv, threads);
+  expand_image(cpu, other.conv, threads);
+  in_parts(join.filters, threads, 4, [&](int64_t first, int64_t last) {
+    Numbers ones(one.conv), others(other.conv);
+    std::vector<uint8_t> above((size_t)ones.count + 16);
+    for (int64_t f = first; f < last; f++) {
+      cpu.compare_sums(join, f, ones.of(cpu, f), others.of(cpu, f), above.data());
+      cpu.bits_of(above.data(), ones.count, join.out + f * join.stride);
+    }
+  });
+}
+
+// -- other layers -------------------------------------------------------------------------------------------------------------
+
+// A first layer. `scratch` holds [channels][phases of columns][padded rows][length] floats, and 256 more that mean nothing.
+void run_pixels(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+  const Shape& shape = step.one.shape;
+  const float* image = arrays.at<float>(step.in);
+  float* scratch = arrays.at<float>(step.one.scratch);
+  const int64_t rows = shape.height + 2 * shape.pad_h, columns = shape.stride_w, length = step.length;
+  in_parts(shape.channels * rows, threads, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      const int64_t channel = row / rows, y = row % rows - shape.pad_h;
+      const bool inside = y >= 0 && y < shape.height;
+      const float* from = image + (channel * shape.height + (inside ? y : 0)) * shape.width;
+      for (int64_t phase = 0; phase < columns; phase++) {
+        float* to = scratch + ((channel * columns + phase) * rows + row % rows) * length;
+        int64_t i = 0;
+        if (inside) {
+          const int64_t first = std::max<int64_t>(0, (shape.pad_w - phase + columns - 1) / columns);  // that is no padding
+          for (; i < std::min(first, length); i++) to[i] = 0;
+          for (int64_t x = i * columns + phase - shape.pad_w; i < length && x < shape.width; i++, x += columns) to[i] = from[x];
+        }
+        for (; i < length; i++) to[i] = 0;
+      }
+    }
+  });
+  const Pixels job = {scratch, arrays.at<int32_t>(step.one.index), arrays.at<int32_t>(step.one.starts), arrays.at<float>(step.thresholds),
+                      arrays.at<uint8_t>(step.falling), arrays.at<uint8_t>(step.out), step.filters, shape.out_width, shape.out_bytes,
+                      step.one.stride, shape.stride_h * length};
+  in_parts(shape.out_height, threads, 4, [&](int64_t begin, int64_t end) { cpu.pixels(job, begin, end); });
+}
+
+// A linear layer on one vector.
+void run_popcount(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+  const Popcount job = {arrays.at<uint8_t>(step.in), arrays.at<uint8_t>(step.one.index), arrays.at<int32_t>(step.one.starts),
+                        arrays.at<float>(step.out), step.length};
+  in_parts(step.filters, threads, 64, [&](int64_t begin, int64_t end) { cpu.popcount(job, begin, end); });
+}
+
+// -- planes -------------------------------------------------------------------------------------------------------------------
+
+// Planes from numbers: a bit is 1 where the number is at least 0.
+void run_pack(const Step& step, const Arrays& arrays, int threads) {
+  const Shape& shape = step.one.shape;
+  const float* numbers = arrays.at<float>(step.in);
+  uint8_t* planes = arrays.at<uint8_t>(step.out);
+  in_parts(shape.channels, threads, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t channel = begin; channel < end; channel++)
+      for (int64_t y = 0; y < shape.height; y++) {
+        const float* from = numbers + channel * step.steps[0] + y * step.steps[1];
+        uint8_t* row = planes + channel * step.one.stride + y * shape.in_bytes;
+        int64_t x = 0;
+        if (step.steps[2] == 1)
+          for (; x + 8 <= shape.width; x += 8) row[x / 8] = reached(0, from + x, false);
+        for (; x < shape.width; x += 8) {
+          unsigned bits = 0;
+          for (int64_t k = 0; k < std::min<int64_t>(8, shape.width - x); k++) bits |= (unsigned)(0 <= from[(x + k) * step.steps[2]]) << k;
+          row[x / 8] = (uint8_t)bits;
+        }
+      }
+  });
+}
+
+// ±1 from planes.
+void run_unpack(const Step& step, const Arrays& arrays, int threads) {
+  static const std::vector<float> numbers_of_byte = [] {
+    std::vector<float> all(256 * 8);
+    for (int i = 0; i < 256 * 8; i++) all[i] = i / 8 >> i % 8 & 1 ? 1.0f : -1.0f;
+    return all;
+  }();
+  const Shape& shape = step.one.shape;
+  const uint8_t* planes = arrays.at<uint8_t>(step.in);
+  float* numbers = arrays.at<float>(step.out);
+  in_parts(shape.channels, threads, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t channel = begin; channel < end; channel++)
+      for (int64_t y = 0; y < shape.height; y++) {
+        const uint8_t* row = planes + channel * step.one.in_stride + y * shape.in_bytes;
+        float* to = numbers + (channel * shape.height + y) * shape.width;
+        int64_t x = 0;
+        for (; x + 8 <= shape.width; x += 8) std::memcpy(to + x, &numbers_of_byte[8 * row[x / 8]], 32);
+        for (; x < shape.width; x++) to[x] = numbers_of_byte[8 * row[x / 8] + x % 8];
+      }
+  });
+}
+
+// Largest value in each window, of planes that are thresholds of falling functions (`falling`) the smallest.
+void run_pool(const Step& step, const Arrays& arrays, int threads) {
+  const Shape& shape = step.one.shape;
+  const uint8_t *planes = arrays.at<uint8_t>(step.in), *falling = arrays.at<uint8_t>(step.falling);
+  uint8_t* out = arrays.at<uint8_t>(step.out);
+  in_parts(shape.channels, threads, 16, [&](int64_t begin, int64_t end) {
+    PaddedRow most(shape.width, shape.pad_w + shape.kernel_w * shape.dilation_w + 64 * shape.stride_w);  // over a window's rows
+    for (int64_t channel = begin; channel < end; channel++) {
+      const uint64_t turned = falling && falling[channel] ? ~0ull : 0;  // min is not max of not
+      for (int64_t y = 0; y < shape.out_height; y++) {
+        bool first = true;
+        for (int64_t kh = 0; kh < shape.kernel_h; kh++) {
+          const int64_t from = y * shape.stride_h + kh * shape.dilation_h - shape.pad_h;
+          if (from < 0 || from >= shape.height) continue;
+          most.take(planes + channel * step.one.in_stride + from * shape.in_bytes, [&](uint64_t before, uint64_t bits) {
+            return (first ? 0 : before) | (bits ^ turned);
+          });
+          first = false;
+        }
+        const auto window = [&](int64_t bit) {  // the most in windows that begin at each of 64 pixels
+          uint64_t bits = 0;
+          for (int64_t kw = 0; kw < shape.kernel_w; kw++) bits |= most.at(bit + kw * shape.dilation_w - shape.pad_w);
+          return bits;
+        };
+        for (int64_t x = 0; x < shape.out_width; x += 64) {
+          const uint64_t bits = every(shape.stride_w, x * shape.stride_w, window);
+          write_row(out + channel * step.one.stride + y * shape.out_bytes, shape.out_bytes, x, turned ? ~bits : bits);
+        }
+      }
+    }
+  });
+}
+
+void run_step(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+  switch (step.kind) {
+    case CONV: return run_conv(cpu, step, arrays, threads);
+    case SUMS: return run_sums(cpu, step, arrays, threads);
+    case JOIN: return run_join(cpu, step, arrays, threads);
+    case PIXELS: return run_pixels(cpu, step, arrays, threads);
+    case POPCOUNT: return run_popcount(cpu, step, arrays, threads);
+    case PACK: return run_pack(step, arrays, threads);
+    case UNPACK: return run_unpack(step, arrays, threads);
+    case POOL: return run_pool(step, arrays, threads);
+  }
+}
+
+}  // namespace
