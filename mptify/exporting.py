@@ -21,7 +21,8 @@ from mptify.errors import MptifyError
 from mptify.files import check_writable, write_whole
 from mptify.surgery import ticket_layers
 from mptify.ticket.format import Ticket
-from mptify.ticket.store import example_of, load, read
+from mptify.ticket.loading import as_packed_file, example_of, load
+from mptify.ticket.store import read
 
 __all__ = ["Exported", "export", "to_onnx"]
 
@@ -38,14 +39,14 @@ class Exported:
 
 
 def export(path: str | Path, to: str, out: str | Path) -> Exported:
-    """Write the ticket in a file as `dense` (safetensors, for the network that it was cut from) or as `onnx`.
+    """Write the ticket in a file as `dense` (safetensors, for the network that it was cut from), as `onnx`, or as a `packed` program.
 
-    `dense` is for 32-bit activations. What the other program computes is compared with the ticket's own outputs first; nothing is written
-    unless they agree to a ten-thousandth.
+    `dense` is for 32-bit activations, `packed` for tickets of 1/1 bits. What the other program computes is compared with the ticket's own
+    outputs first; nothing is written unless they agree to a ten-thousandth.
     """
-    writers = {"dense": _dense, "onnx": _onnx}
+    writers = {"onnx": _onnx, "dense": _dense, "packed": _packed}
     if to not in writers:
-        raise MptifyError(f"--to {to}: there are {' and '.join(writers)}.")
+        raise MptifyError(f"--to {to}: there are {', '.join(writers)}.")
     check_writable(Path(out))
     ticket = read(path)
     image = example_of(ticket)
@@ -92,6 +93,20 @@ def _state_for(network: nn.Module, model: nn.Module) -> dict[str, Tensor]:
     if extra:
         raise MptifyError(f"{extra[0].rpartition('.')[0]}: the ticket's network has a norm that the dense one lacks; --to onnx keeps it.")
     return found
+
+
+# -- packed ------------------------------------------------------------------------------------------------------------------
+
+
+def _packed(ticket: Ticket, model: nn.Module, images: Tensor) -> tuple[bytes, float]:
+    data = as_packed_file(ticket, "the ticket", images)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ticket.packed"
+        path.write_bytes(data)
+        program = load(path)
+        difference = _difference(model, program, images)
+        del program  # which the file is mapped for
+    return data, difference
 
 
 # -- ONNX --------------------------------------------------------------------------------------------------------------------

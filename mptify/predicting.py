@@ -13,7 +13,9 @@ from torch import Tensor
 
 from mptify.errors import MptifyError, first_line
 from mptify.ticket.format import Ticket
-from mptify.ticket.store import example_of, load, read
+from mptify.ticket.loading import example_of, load
+from mptify.ticket.packed import is_packed, open_packed
+from mptify.ticket.store import read
 
 __all__ = ["Prediction", "predict"]
 
@@ -31,8 +33,11 @@ class Prediction:
 
 
 def predict(file: str | Path, pictures: list[Path], *, top: int = 5, runtime: str | None = None) -> Iterator[Prediction]:
-    """Run pictures through the ticket in a file, one by one; 1/1 tickets as packed programs unless `runtime` says otherwise."""
-    ticket = read(file)
+    """Run pictures through the ticket in a file, one by one; 1/1 tickets as packed programs unless `runtime` says otherwise.
+
+    A packed file will do as well.
+    """
+    ticket = open_packed(file).ticket if is_packed(file) else read(file)
     image = example_of(ticket)
     if ticket.architecture is None or image is None:
         raise MptifyError(f"{file}: holds a ticket of a model that no registry knows; mptify.load(path, model=...) loads it into yours.")

@@ -69,7 +69,7 @@ def test_what_can_not_be_exported_is_told_and_nothing_is_written(tmp_path, monke
     signs = ticket_file("mptify:conv2", "1/1", tmp_path / "a.ticket")
     with pytest.raises(MptifyError, match="has signs where its dense network has activations"):
         exporting.export(signs, "dense", out)
-    with pytest.raises(MptifyError, match="--to foo: there are dense and onnx"):
+    with pytest.raises(MptifyError, match="--to foo: there are onnx, dense, packed"):
         exporting.export(signs, "foo", out)
     norms = ticket_file("mptify:conv2", "1/32", tmp_path / "b.ticket", bn="insert")
     with pytest.raises(MptifyError, match="a norm that the dense one lacks"):

@@ -30,7 +30,8 @@ def evaluate(
     from mptify.errors import MptifyError, first_line
     from mptify.recipe import DataSpec, with_settings
     from mptify.spec import checked
-    from mptify.ticket.store import load, read
+    from mptify.ticket.loading import load
+    from mptify.ticket.store import read
     from mptify.training.evaluation import evaluate as measure
     from mptify.training.sources import is_in_files, load_data
     from mptify.training.start import require_fit

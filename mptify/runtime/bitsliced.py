@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mptify.errors import MptifyError
 from mptify.runtime.library import Shape
 from mptify.runtime.planes import Bits, Kernel, Numbers, Value, row_bytes, stride_of
 
-__all__ = ["BitslicedConv", "Geometry", "Tables", "fits", "runs_of", "survivors"]
+__all__ = ["BitslicedConv", "Geometry", "Tables", "fault_in_lists", "fits", "runs_of", "survivors"]
 
 _COUNTERS = (6, 8, 9, 10, 11, 12, 13, 15)  # the kernel's choices of bits per sum
 _MOST_GROUPS = 64  # of classes
@@ -107,9 +108,10 @@ class BitslicedConv(Kernel):
     shortcut is +1.
     """
 
+    SETTINGS = ("filters", "geometry", "most_kept", "weight_count", "survivor_count", "weight_bytes")
     index: Tensor
     starts: Tensor
-    thresholds: Tensor
+    thresholds: Tensor | None
 
     def __init__(self, weight: Tensor, thresholds: Tensor | None, geometry: Geometry):
         super().__init__()
@@ -131,14 +133,34 @@ class BitslicedConv(Kernel):
         """Planes of signs; where there are no thresholds, the sums (float32). A second input is the shortcut."""
         (bits, place), *shortcut = inputs
         tables = Tables(self, bits)
+        if len(shortcut) != (self.thresholds is not None and len(self.thresholds) == 2):
+            raise MptifyError("A packed layer has two thresholds per filter where it has a shortcut, and only there.")
         size = tables.geometry.out_size
         fields: dict[str, Any] = {"filters": self.filters, "in_": place, "one": tables.put(to)}
         if self.thresholds is None:
             runs = runs_of(tables.classes, tables.classes)
             form: Any = Numbers.in_order(self.filters, *size, tokens=bits.tokens)
             return to.add("sums", form, runs=to.constant(runs), run_count=len(runs), **fields)
+        made = Bits(self.filters, *size, bits.tokens)
+        if shortcut and shortcut[0].form != made:
+            raise MptifyError(f"A packed layer makes {made}, and its shortcut is {shortcut[0].form}.")
         fields |= {"second": shortcut[0].place} if shortcut else {}
-        return to.add("conv", Bits(self.filters, *size, bits.tokens), **fields)
+        return to.add("conv", made, **fields)
+
+    def fault(self) -> str | None:
+        if not fits(self.geometry, self.most_kept):
+            return "its sizes are none that a kernel has"
+        fault = fault_in_lists(self.starts, self.filters, len(self.index) - _SPARE)
+        if fault or self.index.dtype != torch.uint16:
+            return fault or "its survivors are no 16-bit numbers"
+        if int(self.index.to(torch.int32).max()) > self.geometry.planes * self.geometry.rows:
+            return "its survivors lie outside of the image"
+        if _longest(self.starts) > self.most_kept:
+            return "it has more survivors than it says"
+        sets = self.thresholds
+        if sets is not None and not (sets.dtype == torch.int32 and tuple(sets.shape) in ((1, self.filters), (2, self.filters))):
+            return "its thresholds are not one or two per filter"
+        return None
 
     def index_at(self, geometry: Geometry) -> Tensor:
         """The offsets of the survivors' planes on images of another size."""
@@ -168,18 +190,22 @@ class Tables:
     """What the kernel needs for images of one size, beside the survivors."""
 
     def __init__(self, layer: BitslicedConv, bits: Bits):
+        if bits.channels != layer.geometry.channels:
+            raise MptifyError(f"A packed layer reads {layer.geometry.channels} channels, and was given {bits.channels}.")
         self.layer, self.in_stride = layer, bits.stride
         self.geometry = geometry = layer.geometry.at((bits.height, bits.width))
         height, width = geometry.out_size
         (row_class, rows), (column_class, columns) = geometry.taps_seen(0), geometry.taps_seen(1)
         self.bits = next(bits for bits in _COUNTERS if 1 << (bits - 1) > layer.most_kept + 1)
-        self.sets = 1 if layer.thresholds is None else len(layer.thresholds)
+        thresholds = [] if layer.thresholds is None else list(layer.thresholds.numpy())
+        self.sets = max(1, len(thresholds))
         per_row = -(-len(columns) // _CLASSES)
         self.groups = len(rows) * per_row
         self.stride = stride_of(height, width)
         self.bias = np.zeros((layer.filters, len(rows) * len(columns)), np.int16)
         self.classes = (row_class[:, None] * len(columns) + column_class[None]).astype(np.uint8)
-        self.init = None if layer.thresholds is None else np.zeros((layer.filters, self.sets, self.groups, self.bits), np.uint8)
+        init = np.zeros((layer.filters, self.sets, self.groups, self.bits), np.uint8)
+        self.init = init if thresholds else None
         self.unions = np.zeros((self.groups, 1 << _CLASSES, self.stride), np.uint8)
         taps = layer.taps()
         for i, seen_rows in enumerate(rows):
@@ -187,11 +213,11 @@ class Tables:
                 negative, positive = taps[:, :, seen_rows][..., seen_columns].sum((2, 3)).T
                 self.bias[:, i * len(columns) + j] = positive - negative
                 group, place = i * per_row + j // _CLASSES, j % _CLASSES
-                for which in range(self.sets if self.init is not None else 0):
-                    least = -((negative - positive - layer.thresholds[which].numpy()) // 2)  # half of it, rounded up
+                for which, wanted in enumerate(thresholds):
+                    least = -((negative - positive - wanted) // 2)  # half of it, rounded up
                     least = np.clip(least, -negative, positive + 1)
                     for bit in range(self.bits):
-                        self.init[:, which, group, bit] |= ((least - 1 >> bit & 1) << place).astype(np.uint8)
+                        init[:, which, group, bit] |= ((least - 1 >> bit & 1) << place).astype(np.uint8)
                 mask = np.zeros((height, row_bytes(width) * 8), np.uint8)
                 mask[:, :width] = self.classes == i * len(columns) + j
                 plane = np.packbits(mask, axis=-1, bitorder="little").reshape(-1)
@@ -215,6 +241,19 @@ class Tables:
             "stride": self.stride, "groups": self.groups, "sets": self.sets, "bits": self.bits, "in_stride": self.in_stride,
             "classes": self.bias.shape[1],
         }  # fmt: skip
+
+
+def fault_in_lists(starts: Tensor, filters: int, survivors: int) -> str | None:
+    """What is wrong with where the lists of survivors begin: two per filter, one after the other."""
+    if starts.dtype != torch.int32 or tuple(starts.shape) != (2 * filters + 1,) or filters < 1:
+        return "it does not say where each filter's survivors begin"
+    if int(starts[0]) != 0 or int(starts[-1]) != survivors or bool((starts[1:] < starts[:-1]).any()):
+        return "its filters' survivors do not follow each other"
+    return None
+
+
+def _longest(starts: Tensor) -> int:
+    return int((starts[2::2] - starts[:-1:2]).max())
 
 
 def _column_masks(geometry: Geometry) -> np.ndarray | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,18 +15,17 @@ from mptify.applying import along
 from mptify.errors import MptifyError
 from mptify.layers import Ticketed
 from mptify.norms import Sign
-from mptify.runtime.bitsliced import BitslicedConv, fits
+from mptify.runtime.bitsliced import BitslicedConv
 from mptify.runtime.chains import LAYOUT, in_chains
-from mptify.runtime.joined import JoinedConv
+from mptify.runtime.kernels import kernel_for_sums, kernels_for
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
-from mptify.runtime.planes import LAYOUTS, Kernel, Pack, Unpack
+from mptify.runtime.planes import LAYOUTS, Flatten, Kernel, Pack, Unpack
 from mptify.runtime.pooling import Pool
-from mptify.runtime.tails import Branch, Tail, Tails, is_plain_pool, is_through, module_of
-from mptify.runtime.thresholds import Thresholds, find_joint_thresholds, find_real_thresholds, find_thresholds
+from mptify.runtime.tails import Tail, Tails, is_plain_pool, is_through, module_of
 
-__all__ = ["pack", "packed_layers"]
+__all__ = ["compiled", "pack", "packed_layers"]
 
 
 def pack(model: nn.Module, example: Tensor | None = None) -> nn.Module:
@@ -54,7 +53,12 @@ def pack(model: nn.Module, example: Tensor | None = None) -> nn.Module:
         except RuntimeError as error:
             sizes = "×".join(map(str, image.shape))
             raise MptifyError(f"The network can't take an input of {sizes}; pass one that it can: mptify.pack(model, example).") from error
-        return _Compiler(model).run()
+        return compiled(model)
+
+
+def compiled(model: fx.GraphModule, kernels: Mapping[str, Kernel] | None = None) -> fx.GraphModule:
+    """The program of a model whose nodes know their shapes; with `kernels`, by name, these and no others take the place of its layers."""
+    return _Compiler(model, kernels).run()
 
 
 def _usual_input(model: nn.Module) -> Tensor:
@@ -75,8 +79,8 @@ def packed_layers(program: nn.Module) -> list[Any]:
 
 
 class _Compiler:
-    def __init__(self, model: fx.GraphModule):
-        self.model = model
+    def __init__(self, model: fx.GraphModule, given: Mapping[str, Kernel] | None):
+        self.model, self.given = model, given
         self.modules = dict(model.named_modules())
         self.tails = Tails(model)
         self.binary = self.tails.binary
@@ -95,13 +99,15 @@ class _Compiler:
 
     def convert(self, node: fx.Node) -> None:
         module = module_of(node, self.modules)
-        source: Any = node.args[0] if module is not None and node.args else None
+        source: Any = node.args[0] if node.args else None
         if isinstance(module, Sign):
             self.take_sign(node, source)
         elif is_through(module) and source in self.binary:
             self.hand_on(source, node)
         elif is_plain_pool(module) and source in self.binary:
             self.planes[node, "channels"] = self.call(node, Pool(module, None), self.planes_of(source, "channels"), layout="channels")
+        elif node in self.binary:
+            self.planes[node, "vectors"] = self.call(node, Flatten(), self.planes_of(source, "channels"), layout="vectors")
         elif not self.pack_alone(node):
             if node.op in ("call_module", "get_attr"):
                 _put(self.root, str(node.target), operator.attrgetter(str(node.target))(self.model))
@@ -119,68 +125,42 @@ class _Compiler:
 
     def pack_tail(self, sign: fx.Node, tail: Tail) -> bool:
         """Whether there is a kernel for a layer with all that stands between it and the sign."""
-        branch = tail.branch
-        if branch.source not in self.binary:
-            return self.pack_first(sign, tail)
-        weight, geometry = branch.weight(), branch.geometry()
-        kept = _most_kept(weight)
-        if not fits(geometry, kept):
+        branch, layout = tail.branch, tail.branch.layout
+        binary = branch.source in self.binary
+        if not binary and (layout != "channels" or tail.other is not None or tail.shortcut is not None):
             return False
-        inputs = [self.planes_of(branch.source, branch.layout)]
+        if tail.other is not None and tail.other.source not in self.binary:
+            return False
+        made = self.kernels_of(branch.node.name, tail.pool is not None, lambda: kernels_for(tail, binary))
+        if made is None:
+            return False
+        inputs = [self.planes_of(branch.source, layout) if binary else self.float_of(branch.source)]
         if tail.other is not None:
-            return self.pack_sum(sign, tail, tail.other, inputs)
-        found = find_thresholds(tail.signs, len(weight), kept, tail.shortcut is not None)
-        if found is None:
-            return False
+            inputs.append(self.planes_of(tail.other.source, tail.other.layout))
         if tail.shortcut is not None:
-            inputs.append(self.planes_of(tail.shortcut, branch.layout))
-        self.end(sign, tail, BitslicedConv(_turned(weight, found), found.least, geometry), inputs, found)
-        return True
-
-    def pack_first(self, sign: fx.Node, tail: Tail) -> bool:
-        """A layer that reads pixels."""
-        branch = tail.branch
-        if branch.layout == "tokens" or tail.other is not None or tail.shortcut is not None:
-            return False
-        weight = branch.weight()
-        found = find_real_thresholds(tail.signs, len(weight))
-        self.end(sign, tail, PixelConv(weight, found, branch.geometry()), [self.float_of(branch.source)], found)
-        return True
-
-    def pack_sum(self, sign: fx.Node, tail: Tail, other: Branch, inputs: list[fx.Node]) -> bool:
-        """Two layers whose outputs are added."""
-        weight, theirs = tail.branch.weight(), other.weight()
-        if other.source not in self.binary or not fits(other.geometry(), _most_kept(theirs)):
-            return False
-        found = find_joint_thresholds(tail.signs, len(weight), _most_kept(weight), _most_kept(theirs))
-        if found is None:
-            return False
-        one = BitslicedConv(_turned(weight, found), None, tail.branch.geometry())
-        kernel = JoinedConv(one, BitslicedConv(theirs, None, other.geometry()), found.least)
-        inputs.append(self.planes_of(other.source, other.layout))
-        self.end(sign, tail, kernel, inputs, found)
-        return True
-
-    def end(self, sign: fx.Node, tail: Tail, kernel: Kernel, inputs: list[fx.Node], found: Thresholds) -> None:
-        node, layout = tail.branch.node, tail.branch.layout
-        value = self.call(node, kernel, *inputs, layout=layout)
-        if tail.pool is not None:
-            value = self.call(node, Pool(tail.pool, found.falling), value, name="pool", layout=layout)
+            inputs.append(self.planes_of(tail.shortcut, layout))
+        kernel, pool = made
+        value = self.call(branch.node, kernel, *inputs, layout=layout)
+        if pool is not None:
+            value = self.call(branch.node, pool, value, name="pool", layout=layout)
         self.planes[sign, layout] = value
+        return True
+
+    def kernels_of(self, name: str, pools: bool, make: Callable[[], tuple[Kernel, Pool | None] | None]) -> Any:
+        """The kernel of a layer, and that of the max-pool behind it."""
+        if self.given is None:
+            return make()
+        return (self.given[name], self.given[f"{name}_pool"] if pools else None) if name in self.given else None
 
     def pack_alone(self, node: fx.Node) -> bool:
         """Whether there is a kernel for a layer whose output is wanted as numbers."""
         branch = self.tails.layer_at(node)
         if branch is None or branch.source not in self.binary:
             return False
-        weight = branch.weight()
-        if branch.layout == "vectors":
-            kernel: Kernel = PopcountLinear(weight)
-        elif fits(branch.geometry(), _most_kept(weight)):
-            kernel = BitslicedConv(weight, None, branch.geometry())
-        else:
+        made = self.kernels_of(f"{node.name}_sums", False, lambda: kernel_for_sums(branch))
+        if made is None:
             return False
-        sums = self.call(node, kernel, self.planes_of(branch.source, branch.layout))
+        sums = self.call(node, made[0], self.planes_of(branch.source, branch.layout), name="sums")
         self.floats[node] = self.call(node, _Finish(branch.layer), sums, name="finish")
         return True
 
@@ -216,15 +196,6 @@ class _Compiler:
         if layout:
             made.meta[LAYOUT] = layout
         return made
-
-
-def _most_kept(weight: Tensor) -> int:
-    return int((weight != 0).flatten(1).sum(1).max())
-
-
-def _turned(weight: Tensor, found: Thresholds) -> Tensor:
-    """With the signs of falling filters turned, which makes them rise."""
-    return torch.where(found.falling.view(-1, *[1] * (weight.dim() - 1)), -weight, weight)
 
 
 def _put(root: nn.Module, path: str, value: Any) -> None:

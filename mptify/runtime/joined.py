@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mptify.errors import MptifyError
 from mptify.runtime.bitsliced import BitslicedConv, Tables, runs_of
 from mptify.runtime.planes import Bits, Kernel, Value
 
@@ -16,6 +17,7 @@ __all__ = ["JoinedConv"]
 class JoinedConv(Kernel):
     """+1 where the sum of `one` reaches `least` [filters][sums of `other`], which begins with the least sum that `other` can have."""
 
+    SETTINGS = ("span",)
     least: Tensor
 
     def __init__(self, one: BitslicedConv, other: BitslicedConv, least: Tensor):
@@ -23,10 +25,18 @@ class JoinedConv(Kernel):
         self.one, self.other, self.span = one, other, least.shape[1]
         self.register_buffer("least", torch.cat([least.reshape(-1), least.new_zeros(1)]).to(torch.int16))  # the kernel may read one more
 
+    def fault(self) -> str | None:
+        if self.one.filters != self.other.filters or self.one.thresholds is not None or self.other.thresholds is not None:
+            return "its two layers can't be added"
+        if self.least.dtype != torch.int16 or self.least.numel() != self.one.filters * self.span + 1:
+            return "its thresholds are not those of each filter"
+        return None if self.span // 2 >= self.other.most_kept and self.span % 2 else "it has too few thresholds per filter"
+
     def plan(self, to: Any, *inputs: Value) -> Value:
         (bits, place), (their_bits, their_place) = inputs
         one, other = Tables(self.one, bits), Tables(self.other, their_bits)
-        assert one.geometry.out_size == other.geometry.out_size
+        if one.geometry.out_size != other.geometry.out_size:
+            raise MptifyError(f"Outputs of {one.geometry.out_size} and {other.geometry.out_size} pixels can't be added.")
         runs = runs_of(one.classes, other.classes)
         return to.add(
             "join", Bits(self.one.filters, *one.geometry.out_size, bits.tokens), filters=self.one.filters, in_=place, second=their_place,

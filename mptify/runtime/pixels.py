@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mptify.runtime.bitsliced import Geometry, survivors
+from mptify.errors import MptifyError
+from mptify.runtime.bitsliced import Geometry, fault_in_lists, survivors
 from mptify.runtime.planes import Bits, Kernel, Value
 from mptify.runtime.thresholds import Thresholds
 
@@ -18,6 +19,7 @@ __all__ = ["PixelConv"]
 class PixelConv(Kernel):
     """Signs of thresholded sums of pixels. `weight` is M ⊙ B: -1, 0 or 1."""
 
+    SETTINGS = ("filters", "geometry", "weight_count", "survivor_count", "weight_bytes")
     taps: Tensor
     starts: Tensor
     thresholds: Tensor
@@ -35,13 +37,27 @@ class PixelConv(Kernel):
         self.register_buffer("falling", found.falling.to(torch.uint8))
         self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(order), self.taps.nbytes
 
+    def fault(self) -> str | None:
+        if self.taps.dtype != torch.int32 or self.taps.dim() != 2 or len(self.taps) != 3 or min(self.geometry.out_size) < 1:
+            return "it does not say what its survivors see"
+        most = torch.tensor([self.geometry.channels, *self.geometry.kernel])[:, None]
+        if bool(((self.taps < 0) | (self.taps >= most)).any()):
+            return "its survivors lie outside of the image"
+        per_filter = ((self.thresholds, torch.float32), (self.falling, torch.uint8))
+        if any(one.dtype != dtype or tuple(one.shape) != (self.filters,) for one, dtype in per_filter):
+            return "its thresholds are not one per filter"
+        return fault_in_lists(self.starts, self.filters, self.taps.shape[1])
+
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous()
 
     def plan(self, to: Any, *inputs: Value) -> Value:
         """Columns that a stride skips together lie side by side, in rows of `length`."""
         ((numbers, place),) = inputs
-        geometry = self.geometry.at((numbers.shape[1], numbers.shape[2]))
+        channels, *size = numbers.shape
+        if channels != self.geometry.channels:
+            raise MptifyError(f"A packed layer reads {self.geometry.channels} channels, and was given {channels}.")
+        geometry = self.geometry.at((size[0], size[1]))
         form = Bits(self.filters, *geometry.out_size)
         step = geometry.stride[1]
         across = geometry.dilation[1] * np.arange(geometry.kernel[1])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mptify.runtime.library import Shape
 
-__all__ = ["LAYOUTS", "Bits", "Kernel", "Numbers", "Pack", "Place", "Unpack", "Value", "row_bytes", "stride_of"]
+__all__ = ["LAYOUTS", "Bits", "Flatten", "Kernel", "Numbers", "Pack", "Place", "Unpack", "Value", "own_order", "row_bytes", "stride_of"]
 
 LAYOUTS = ("channels", "tokens", "vectors")
 
@@ -30,12 +30,20 @@ _SLACK = 16  # bytes behind the last plane that a kernel may read
 
 @dataclass(frozen=True)
 class Bits:
-    """One image as bit planes; what lies behind a row's last pixel, or behind the last row, means nothing."""
+    """One image as bit planes; what lies behind a row's last pixel, or behind the last row, means nothing.
+
+    A vector is one plane of one row.
+    """
 
     channels: int
     height: int
     width: int
     tokens: tuple[int, ...] | None = None  # of a row of tokens: their own order
+    vector: bool = False
+
+    @classmethod
+    def of_vector(cls, width: int) -> Bits:
+        return cls(1, 1, width, vector=True)
 
     @property
     def stride(self) -> int:
@@ -81,7 +89,15 @@ class Value(NamedTuple):
 
 
 class Kernel(nn.Module):
-    """One step of a program. `plan` adds it to a plan for images of one size, and says what comes out."""
+    """One step of a program. `plan` adds it to a plan for images of one size, and says what comes out.
+
+    Its buffers and what `SETTINGS` names make it again; `fault` says what is wrong with them, since the C++ library believes everything.
+    """
+
+    SETTINGS: tuple[str, ...] = ()
+
+    def fault(self) -> str | None:
+        return None
 
     def readable(self, x: Tensor) -> Tensor:
         """Numbers in an order of memory that it can read."""
@@ -107,7 +123,7 @@ class Pack(Kernel):
         if self.layout == "tokens":
             form, steps = Bits(shape[-1], 1, prod(shape[:-1]), shape[:-1]), (steps[-1], 0, steps[-2])
         elif self.layout == "vectors":
-            form, steps = Bits(1, 1, *shape), (0, 0, *steps)
+            form, steps = Bits.of_vector(*shape), (0, 0, *steps)
         else:
             form = Bits(*shape)
         return to.add("pack", form, in_=place, steps=steps, one={"shape": form.shape, "stride": form.stride})
@@ -118,8 +134,18 @@ class Unpack(Kernel):
 
     def plan(self, to: Any, *inputs: Value) -> Value:
         ((bits, place),) = inputs
-        form = Numbers.in_order(bits.channels, bits.height, bits.width, tokens=bits.tokens)
+        shape = (bits.width,) if bits.vector else (bits.channels, bits.height, bits.width)
+        form = Numbers.in_order(*shape, tokens=bits.tokens)
         return to.add("unpack", form, in_=place, one={"shape": bits.shape, "in_stride": bits.stride})
+
+
+class Flatten(Kernel):
+    """All planes of an image as one vector."""
+
+    def plan(self, to: Any, *inputs: Value) -> Value:
+        ((bits, place),) = inputs
+        form = Bits.of_vector(bits.channels * bits.height * bits.width)
+        return to.add("flatten", form, in_=place, one={"shape": bits.shape, "in_stride": bits.stride, "stride": form.stride})
 
 
 def own_order(x: Tensor, tokens: tuple[int, ...] | None) -> Tensor:

@@ -10,7 +10,7 @@ struct Layer {  // a convolution's tables, as Python lists them: -1 stands for n
   int64_t unit, stride, groups, sets, bits, in_stride, classes;
 };
 
-enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL };
+enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN };
 
 struct Step {
   int64_t kind, filters;
@@ -163,11 +163,16 @@ void run_pixels(const Cpu& cpu, const Step& step, const Arrays& arrays, int thre
   in_parts(shape.out_height, threads, 4, [&](int64_t begin, int64_t end) { cpu.pixels(job, begin, end); });
 }
 
-// A linear layer on one vector.
+// A linear layer on one vector: its sums, or with thresholds (float32, as the sums are) a vector of signs.
 void run_popcount(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+  const float* thresholds = arrays.at<float>(step.thresholds);
   const Popcount job = {arrays.at<uint8_t>(step.in), arrays.at<uint8_t>(step.one.index), arrays.at<int32_t>(step.one.starts),
-                        arrays.at<float>(step.out), step.length};
+                        arrays.at<float>(thresholds ? step.one.scratch : step.out), step.length};
   in_parts(step.filters, threads, 64, [&](int64_t begin, int64_t end) { cpu.popcount(job, begin, end); });
+  if (thresholds == nullptr) return;
+  uint8_t* bits = arrays.at<uint8_t>(step.out);
+  std::memset(bits, 0, (size_t)(step.filters + 7) / 8);
+  for (int64_t f = 0; f < step.filters; f++) bits[f / 8] |= (uint8_t)((job.out[f] >= thresholds[f]) << f % 8);
 }
 
 // -- planes -------------------------------------------------------------------------------------------------------------------
@@ -249,6 +254,24 @@ void run_pool(const Step& step, const Arrays& arrays, int threads) {
   });
 }
 
+// One row of bits from all planes: channel by channel, row by row.
+void run_flatten(const Step& step, const Arrays& arrays) {
+  const Shape& shape = step.one.shape;
+  const uint8_t* planes = arrays.at<uint8_t>(step.in);
+  uint8_t* out = arrays.at<uint8_t>(step.out);
+  std::memset(out, 0, (size_t)step.one.stride);
+  int64_t bit = 0;
+  for (int64_t channel = 0; channel < shape.channels; channel++)
+    for (int64_t y = 0; y < shape.height; y++)
+      for (int64_t x = 0; x < shape.width; x += 8) {
+        const int64_t count = std::min<int64_t>(8, shape.width - x);
+        const unsigned bits = planes[channel * step.one.in_stride + y * shape.in_bytes + x / 8] & (unsigned)low_bits(count);
+        out[bit / 8] |= (uint8_t)(bits << bit % 8);
+        if (bit % 8 + count > 8) out[bit / 8 + 1] |= (uint8_t)(bits >> (8 - bit % 8));
+        bit += count;
+      }
+}
+
 void run_step(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
   switch (step.kind) {
     case CONV: return run_conv(cpu, step, arrays, threads);
@@ -259,6 +282,7 @@ void run_step(const Cpu& cpu, const Step& step, const Arrays& arrays, int thread
     case PACK: return run_pack(step, arrays, threads);
     case UNPACK: return run_unpack(step, arrays, threads);
     case POOL: return run_pool(step, arrays, threads);
+    case FLATTEN: return run_flatten(step, arrays);
   }
 }
 

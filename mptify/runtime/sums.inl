@@ -12,7 +12,8 @@ static void numbers_of(const uint8_t* counters, int64_t stride, int bits, int64_
       uint16_t word;
       __builtin_memcpy(&word, counters + i * stride + at / 8, 2);
       const Lanes ones = (Lanes)(((Lanes{} + word) & lane) != 0);
-      found |= ones & (uint16_t)(1u << i);
+      const uint16_t bit = (uint16_t)(1u << i);
+      found |= ones & (Lanes{} + bit);
     }
     typedef int16_t Signed __attribute__((vector_size(32)));
     const Signed whole = (Signed)(found << (16 - bits)) >> (16 - bits);  // the topmost counter is the sign

@@ -13,10 +13,11 @@ from mptify.layers import TicketConv2d, TicketLinear
 from mptify.norms import ChannelBatchNorm, Sign, TokenBatchNorm
 from mptify.runtime.bitsliced import Geometry
 
-__all__ = ["Branch", "Tail", "Tails", "is_plain_pool", "is_through", "module_of", "shape_of"]
+__all__ = ["Branch", "Tail", "Tails", "is_flatten", "is_plain_pool", "is_through", "module_of", "shape_of"]
 
 _THROUGH = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # what hands its input on in eval()
-_NORMS = {"channels": (nn.BatchNorm2d, ChannelBatchNorm), "tokens": (TokenBatchNorm,)}
+_NORMS = {"channels": (nn.BatchNorm2d, ChannelBatchNorm), "tokens": (TokenBatchNorm,), "vectors": (TokenBatchNorm, nn.BatchNorm1d)}
+_ALL_NORMS = tuple({norm for norms in _NORMS.values() for norm in norms})
 _ADD = (operator.add, operator.iadd, torch.add)
 
 
@@ -56,8 +57,7 @@ class Branch:
 
     def behind(self, sums: Tensor) -> Tensor:
         """The float path, from the layer's sums (1 × filters × 1 × n) on."""
-        tokens = self.layout == "tokens"
-        return _through(self.steps, self.layer.finish(sums[:, :, 0].transpose(1, 2).contiguous() if tokens else sums, self.layer.gain))
+        return _through(self.steps, self.layer.finish(_turned_to(self.layout, sums), self.layer.gain))
 
 
 @dataclass
@@ -80,6 +80,8 @@ class Tail:
         elif self.shortcut is not None:
             y = y + added
         y = torch.where(_through(self.steps, y) >= 0, 1.0, -1.0)
+        if self.branch.layout == "vectors":
+            return y.T[None, :, None]
         return y.transpose(1, 2)[:, :, None] if self.branch.layout == "tokens" else y
 
 
@@ -98,7 +100,7 @@ class Tails:
                 tail = self._tail(node.args[0])
                 if tail is not None:
                     self.of[node] = tail
-            elif module is not None and node.args and node.args[0] in self.binary and (is_through(module) or is_plain_pool(module)):
+            elif node.args and node.args[0] in self.binary and (is_through(module) or is_plain_pool(module) or is_flatten(node, module)):
                 self.binary.add(node)
 
     def layer_at(self, node: Any) -> Branch | None:
@@ -128,7 +130,8 @@ class Tails:
         if any(map(is_plain_pool, steps)) or not self._adds_two(top):
             return None
         ends = [self._branch(one) for one in top.args]
-        branches = sorted((end for end in ends if end is not None and not end.is_pooled), key=lambda end: -end.size)
+        branches = [end for end in ends if end is not None and not end.is_pooled and end.layout != "vectors"]
+        branches.sort(key=lambda end: -end.size)
         shortcuts: list[Any] = [one for one in top.args if one in self.binary]
         inner = [one for branch in branches for one in branch.nodes]
         tail: dict[str, Any] = {"steps": steps, "nodes": sorted([*nodes, top, *inner], key=self.order.__getitem__)}
@@ -145,7 +148,7 @@ class Tails:
         """The layer that a value comes from, through steps that nothing else goes through."""
         steps, nodes, top = self._steps_before(node)
         branch = self.layer_at(top)
-        if branch is None or branch.layout == "vectors" or len(top.users) != 1:
+        if branch is None or len(top.users) != 1:
             return None
         if not all(is_through(step) or isinstance(step, (*_NORMS[branch.layout], nn.MaxPool2d)) for step in steps):
             return None
@@ -158,7 +161,7 @@ class Tails:
         nodes: list[fx.Node] = []
         while len(node.users) == 1 and node not in self.binary:
             module = module_of(node, self.modules)
-            if not (is_through(module) or is_plain_pool(module) or isinstance(module, (*_NORMS["channels"], *_NORMS["tokens"]))):
+            if not (is_through(module) or is_plain_pool(module) or isinstance(module, _ALL_NORMS)):
                 break
             steps.insert(0, module)
             nodes.insert(0, node)
@@ -181,6 +184,20 @@ def is_through(module: Any) -> bool:
 
 def is_plain_pool(module: Any) -> bool:
     return type(module) is nn.MaxPool2d and not module.ceil_mode and not module.return_indices  # others pad in ways of their own
+
+
+def is_flatten(node: fx.Node, module: Any) -> bool:
+    """Whether all that an image has becomes one vector."""
+    if not isinstance(module, nn.Flatten) and node.target not in (torch.flatten, "flatten"):
+        return False
+    return len(shape_of(node)) == 2 and len(shape_of(node.args[0])) == 4
+
+
+def _turned_to(layout: str, sums: Tensor) -> Tensor:
+    """From 1 × filters × 1 × n to what a layer of this kind gives."""
+    if layout == "vectors":
+        return sums[0, :, 0].T.contiguous()
+    return sums[:, :, 0].transpose(1, 2).contiguous() if layout == "tokens" else sums
 
 
 def _through(steps: list[Any], y: Tensor) -> Tensor:

@@ -224,7 +224,7 @@ def _description(ticket: Ticket) -> dict[str, Any]:
     built = ticket.architecture
     return {
         "version": VERSION,
-        "spec": _plain_spec(ticket.spec),
+        "spec": plain_spec(ticket.spec),
         "architecture": None if built is None else {"source": built.source, "name": built.name, "arguments": built.arguments},
         "dtype": ticket.dtype,
         "layers": [[layer.name, list(layer.shape), layer.kept, _origin(layer)] for layer in ticket.layers.values()],
@@ -235,7 +235,7 @@ def _description(ticket: Ticket) -> dict[str, Any]:
     }
 
 
-def _plain_spec(spec: TicketSpec) -> dict[str, Any]:
+def plain_spec(spec: TicketSpec) -> dict[str, Any]:
     plain = json.loads(spec.model_dump_json())
     return plain | {"prune_overrides": [list(pair) for pair in plain["prune_overrides"].items()]}  # whose order matters
 
@@ -279,12 +279,12 @@ def _parse(data: bytes) -> tuple[Ticket, dict[str, Any]]:
     """What a file says, all but its digest checked."""
     description = _read_description(data)
     sections = _read_sections(data)
-    spec = _read_spec(description["spec"])
+    spec = read_spec(description["spec"])
     ticket = Ticket(
         spec=spec,
         layers=_read_layers(description["layers"], sections, spec, MOST_WEIGHTS + WEIGHTS_PER_BYTE * len(data)),
         floats=_read_floats(description["floats"], description["float_bytes"], sections),
-        architecture=_read_architecture(description["architecture"]),
+        architecture=read_architecture(description["architecture"]),
         dtype=_expect(description["dtype"], str, lambda dtype: dtype in _DTYPES, "a type of floats"),
         constants=_expect(description["constants"], str, lambda text: re.fullmatch("([0-9a-f]{64})?", text), "a digest"),
         notes=_expect(description["notes"], dict, lambda notes: True, "notes"),
@@ -307,15 +307,21 @@ def _without_lengths(description: dict[str, Any]) -> dict[str, Any]:
     return plain | {"layers": [row[:-1] for row in description["layers"]]}
 
 
-def _read_description(data: bytes) -> dict[str, Any]:
+def read_metadata(data: bytes) -> dict[str, dict[str, Any]]:
+    """What a safetensors file of ours says of itself, by key; `data` is the file, or its beginning."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, MOST_HEADER):
         raise DamagedTicket("This is no safetensors file, or one cut short.")
-    header = _parsed(data[8 : 8 + length])
-    metadata = header.get("__metadata__")
-    if not isinstance(metadata, dict) or not isinstance(metadata.get(KEY), str):
-        raise DamagedTicket("This is a safetensors file, but not a ticket.")
-    description = _parsed(metadata[KEY].encode())
+    metadata = _parsed(data[8 : 8 + length]).get("__metadata__")
+    texts = metadata.items() if isinstance(metadata, dict) else ()
+    return {key: _parsed(text.encode()) for key, text in texts if key.startswith("mptify") and isinstance(text, str)}
+
+
+def _read_description(data: bytes) -> dict[str, Any]:
+    found = read_metadata(data)
+    if KEY not in found:
+        raise DamagedTicket("This is a packed file, not a ticket." if found else "This is a safetensors file, but not a ticket.")
+    description = found[KEY]
     version = description.get("version")
     if isinstance(version, int) and version > VERSION:
         raise DamagedTicket(
@@ -378,7 +384,7 @@ def _expect(value: Any, kind: type, holds: Any, what: str) -> Any:
     return value
 
 
-def _read_spec(value: Any) -> TicketSpec:
+def read_spec(value: Any) -> TicketSpec:
     _expect(value, dict, lambda value: isinstance(value.get("prune_overrides"), list), "settings")
     pairs = [
         _expect(pair, list, lambda pair: len(pair) == 2 and isinstance(pair[0], str), "a pattern") for pair in value["prune_overrides"]
@@ -450,7 +456,7 @@ def _read_floats(rows: Any, itemsize: Any, sections: dict[str, _Section]) -> dic
     return floats
 
 
-def _read_architecture(value: Any) -> Architecture | None:
+def read_architecture(value: Any) -> Architecture | None:
     if value is None:
         return None
     _expect(value, dict, lambda value: set(value) == {"source", "name", "arguments"}, "an architecture")

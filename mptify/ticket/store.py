@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mptify import catalog, randomness
+from mptify import catalog
 from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
 from mptify.files import write_whole
 from mptify.layers import Ticketed
-from mptify.runtime import pack
-from mptify.runtime.library import library
 from mptify.spec import TicketSpec
-from mptify.surgery import ticket_layers, transform
+from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture, Ticket, TicketLayer, as_json, from_bytes, to_bytes
 
-__all__ = ["example_of", "load", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "write"]
+__all__ = ["fill_floats_", "floats_of", "hold_", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "write"]
 
 
 # -- model -> ticket ---------------------------------------------------------------------------------------------------------
@@ -54,7 +51,7 @@ def ticket_of(
     return Ticket(
         spec=spec,
         layers=layers,
-        floats={name: _as_array(name, tensor, kind) for name, tensor in _floats(model)},
+        floats={name: _as_array(name, tensor, kind) for name, tensor in floats_of(model)},
         architecture=architecture,
         dtype=str(dtype).removeprefix("torch."),
         constants=_constants(model),
@@ -64,7 +61,7 @@ def ticket_of(
 
 def _one_type(model: nn.Module) -> torch.dtype:
     found = {layer.compute_dtype: name for name, layer in _own_layers(model).items()}
-    found = {tensor.dtype: name for name, tensor in _floats(model)} | found
+    found = {tensor.dtype: name for name, tensor in floats_of(model)} | found
     if len(found) > 1:
         raise BadSpec(f"A ticket's network computes in one type, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}.")
     return next(iter(found))
@@ -107,7 +104,7 @@ def _as_array(name: str, tensor: Tensor, kind: Any) -> np.ndarray:
     return array
 
 
-def _floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def floats_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every float that the logits depend on, besides the tickets' own: learned ones, statistics, what stayed dense."""
     seen: set[int] = set()
     for name, tensor in _state(model):
@@ -149,27 +146,27 @@ def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
     ticket = read(ticket) if isinstance(ticket, (str, Path)) else ticket
     require_match(model, ticket)
     for layer in ticket_layers(model).values():
-        _hold_(layer, ticket)
-    _fill_floats_(model, ticket)
+        hold_(layer, ticket)
+    fill_floats_(model, ticket)
     plan_of(model).spec = ticket.spec
     return model
 
 
-def _hold_(layer: Any, ticket: Ticket) -> None:
+def hold_(layer: Any, ticket: Ticket) -> None:
     found = ticket.layers[layer.ticket_name]
     layer.deviation = found.gain if ticket.spec.weight_bits == 32 else layer.deviation
     layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.spec)), found.gain, found.kept)
 
 
-def _fill_floats_(model: nn.Module, ticket: Ticket) -> None:
+def fill_floats_(model: nn.Module, ticket: Ticket) -> None:
     with torch.no_grad():
-        for name, tensor in _floats(model):
+        for name, tensor in floats_of(model):
             tensor.copy_(torch.from_numpy(ticket.floats[name].copy()))
 
 
 def require_match(model: nn.Module, ticket: Ticket) -> None:
     """Raise `TicketMismatch`, saying where, unless the ticket was cut from such a model."""
-    layers, floats = _own_layers(model), dict(_floats(model))
+    layers, floats = _own_layers(model), dict(floats_of(model))
     spec, theirs = plan_of(model).spec, ticket.spec
     for setting in ("bits", "residual", "bn"):  # two networks of different structure may have tensors of the same names
         one, other = getattr(theirs, setting), getattr(spec, setting)
@@ -192,160 +189,6 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
                 raise TicketMismatch(f"{name}: the ticket holds a {what} of shape {got}, this model's has {want}.")
     if ticket.constants != _constants(model):
         raise TicketMismatch("The model's index tables (its integer buffers) are not those of the network that the ticket was cut from.")
-
-
-def load(
-    path: str | Path, model: nn.Module | None = None, device: Any = "cpu", *, runtime: str = "float", example: Tensor | None = None
-) -> nn.Module:
-    """The ticket model in a file, in `eval()`; with `runtime="packed"` its packed program (see `pack`), made layer by layer.
-
-    Without `model`, the network is built by the name that the file gives, from torchvision's or timm's registry. A `model`
-    of yours is converted as the file says, or, where it is a ticket model already, changed in place.
-    Unless it was one, its layers hold the weights that they compute with, once, and no scores. `example` is an input of the size that
-    a packed program will be used with, if the file does not say it.
-    """
-    if runtime not in ("float", "packed"):
-        raise BadSpec(f"runtime={runtime!r}: there are 'float' and 'packed'.")
-    with torch.inference_mode(False):
-        if runtime == "packed" and library is not None:
-            return _load_packed(read(path), path, model, device, example)
-        found = _load(read(path), path, model, device)
-        return pack(found, example) if runtime == "packed" else found  # which says that there is no compiler
-
-
-def _load_packed(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any, example: Tensor | None) -> nn.Module:
-    """Layer by layer: each weight is there while its layer is packed, and no longer."""
-    if torch.device(device).type != "cpu":
-        raise BadSpec(f"device={device!r}: packed programs run on CPUs.")
-    if isinstance(model, nn.Module) and any(isinstance(part, Ticketed) for part in model.modules()):
-        raise BadSpec("A packed program is made from a dense model of yours, or from the file alone; mptify.pack takes a ticket model.")
-    model = _emptied(_dense(ticket, path, model), ticket)
-    _require(model, ticket, path)
-    for layer in ticket_layers(model).values():
-        found = ticket.layers[layer.ticket_name]
-        layer.fetch_(partial(_effective, layer, found, ticket.spec), found.gain, found.kept)
-    _fill_floats_(model, ticket)
-    program = pack(model.eval(), example_of(ticket) if example is None else example)
-    for layer in ticket_layers(program).values():  # what stays float
-        _hold_(layer, ticket)
-    return program
-
-
-def _effective(layer: Any, found: TicketLayer, spec: TicketSpec) -> Tensor:
-    return layer.bare_weight(torch.from_numpy(found.mask), torch.from_numpy(found.weights(spec)))
-
-
-def example_of(ticket: Ticket) -> Tensor | None:
-    """An image of the size that the ticket was searched on, or that its network is built for."""
-    seen, built = ticket.notes.get("input"), ticket.architecture
-    if isinstance(seen, dict) and isinstance(seen.get("shape"), list):
-        return torch.zeros(1, *seen["shape"])
-    if built is None:
-        return None
-    entry, arguments = catalog.resolve(str(built)), built.arguments
-    with torch.device("meta"):
-        network = catalog.build(entry, **arguments) if entry.source == "timm" else nn.Identity()
-    image = catalog.example_inputs(entry, network, arguments.get("input_size"), arguments.get("in_chans", 3))[0]
-    return torch.zeros(1, *image.shape[1:]) if isinstance(image, Tensor) else None
-
-
-def _load(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any) -> nn.Module:
-    model = _dense(ticket, path, model)
-    if not any(isinstance(part, Ticketed) for part in model.modules()):
-        model = _emptied(model, ticket)
-    _require(model, ticket, path)
-    swap_(model, ticket)
-    return (model if torch.device(device).type == "cpu" else model.to(device)).eval()
-
-
-def _dense(ticket: Ticket, path: str | Path, model: nn.Module | None) -> nn.Module:
-    """The caller's model, or the one that the file names."""
-    if model is None:
-        return _build(ticket, path)
-    if not isinstance(model, nn.Module):
-        raise TicketMismatch(f"{path} is to be loaded into a module, not into {model!r}.")
-    return model
-
-
-def _require(model: nn.Module, ticket: Ticket, path: str | Path) -> None:
-    try:
-        require_match(model, ticket)
-    except TicketMismatch as error:
-        raise TicketMismatch(f"{error} `mptify inspect {path}` shows what the ticket was cut from.") from None
-
-
-def _emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
-    """A ticket model of bare layers, ready to be filled; what was on `meta` has memory afterwards."""
-    with randomness.undrawn():
-        model = transform(model, **dict(ticket.spec) | {"scope": "layer"})  # which layer keeps how many is in the file
-    first: dict[str, Any] = {}
-    for layer in ticket_layers(model).values():
-        layer.bare_(first.get(layer.ticket_name))
-        first.setdefault(layer.ticket_name, layer)
-    real: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                if id(parameter) not in real:
-                    empty = torch.empty_like(parameter, device="cpu")
-                    real[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                module._parameters[name] = real[id(parameter)]
-        for name, buffer in module._buffers.items():  # of norms that surgery put where weights on `meta` are
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.zeros_like(buffer, device="cpu")
-    dtype = getattr(torch, ticket.dtype)
-    return model.to(dtype=dtype) if any(tensor.dtype != dtype for _, tensor in _floats(model)) else model
-
-
-def _build(ticket: Ticket, path: str | Path) -> nn.Module:
-    architecture = ticket.architecture
-    if architecture is None:
-        raise TicketMismatch(f"{path} holds a ticket of a model that no registry knows; pass that model: mptify.load(path, model=...).")
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        entry = catalog.resolve(str(architecture))
-        _require_size(ticket, entry, path)
-        with torch.random.fork_rng(devices=[]):
-            return _without_weights(entry, architecture)
-    except MptifyError:
-        raise
-    except Exception as error:  # whatever a builder makes of arguments that it was never built with
-        raise TicketMismatch(f"{path}: {architecture} can't be built with {architecture.arguments}: {error}.") from error
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _without_weights(entry: catalog.Entry, architecture: Architecture) -> nn.Module:
-    """The network with its parameters on `meta`; for real, where its builder looks at their values."""
-    try:
-        with catalog.hollow():
-            network = catalog.build(entry, **architecture.arguments)
-        if not any(_computed_on_meta(module) for module in network.modules()):
-            return network
-    except Exception:  # a builder that computes with its weights; if something else is wrong, it is so again below
-        pass
-    with catalog.quick_init():
-        return catalog.build(entry, **architecture.arguments)
-
-
-def _computed_on_meta(module: nn.Module) -> bool:
-    return any(isinstance(value, Tensor) and value.is_meta for value in (*module._buffers.values(), *vars(module).values()))
-
-
-def _require_size(ticket: Ticket, entry: catalog.Entry, path: str | Path) -> None:
-    """Refuse a small ticket that names a huge network before its memory is taken; what can't be built on `meta` is fixed in size."""
-    try:
-        with torch.device("meta"):
-            network = catalog.build(entry, **ticket.architecture.arguments)  # type: ignore[union-attr]
-    except Exception:  # torchvision's regnets and detectors; a wrong argument is told by building it really
-        return
-    there = sum(parameter.numel() for parameter in network.parameters())
-    here = ticket.count + sum(value.size for value in ticket.floats.values())
-    if there > 2 * here + (1 << 20):  # biases may have been dropped, and of small networks they are much
-        raise TicketMismatch(
-            f"{path}: {entry} has {there:,} parameters, and the ticket speaks of {here:,}; it was not cut from that network."
-        )
 
 
 # -- files -------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from mptify import catalog, randomness
 from mptify.errors import TicketMismatch
 from mptify.ticket.format import Ticket
-from mptify.ticket.store import load, read
+from mptify.ticket.loading import load
+from mptify.ticket.store import read
 
 __all__ = ["FixedRun", "rounding_loss", "run_on_fixed_input"]
 

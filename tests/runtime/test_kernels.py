@@ -12,7 +12,7 @@ from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
-from mptify.runtime.planes import Pack, Unpack
+from mptify.runtime.planes import Flatten, Pack, Unpack
 from mptify.runtime.pooling import Pool
 from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import Thresholds
@@ -32,19 +32,24 @@ def ternary(*shape, kept):
     return weight
 
 
-def through(kernel, *inputs, layout="channels", which_cpu=-1):
-    """What a kernel makes of signs, as numbers."""
-    names = [f"input_{number}" for number in range(len(inputs))]
+def chain_of(kernel, inputs, layout="channels"):
+    """A kernel that reads signs (of a `layout`; or numbers, without one), between those that pack and unpack."""
+    names = [f"input_{number}" for number in range(inputs)]
     kernels, wiring, read = {"kernel": kernel}, [], names
     if layout:
         kernels |= {f"pack_{name}": Pack(layout) for name in names}
         wiring = [(f"pack_{name}", (name,), f"bits_{name}") for name in names]
         read = [f"bits_{name}" for name in names]
     wiring.append(("kernel", tuple(read), "made"))
-    if getattr(kernel, "thresholds", True) is not None and not isinstance(kernel, PopcountLinear):
+    if getattr(kernel, "thresholds", True) is not None:
         kernels["unpack"] = Unpack()
         wiring.append(("unpack", ("made",), "numbers"))
-    chain = Chain(kernels, wiring, names, [wiring[-1][2]])
+    return Chain(kernels, wiring, names, [wiring[-1][2]])
+
+
+def through(kernel, *inputs, layout="channels", which_cpu=-1):
+    """What a kernel makes of signs, as numbers."""
+    chain = chain_of(kernel, len(inputs), layout)
     chain.which_cpu = which_cpu
     return chain(*inputs)[0]
 
@@ -154,7 +159,17 @@ def test_first_layers_agree(seed, which_cpu):
 def test_vectors_agree(inputs, which_cpu):
     weight, x = ternary(70, inputs, kept=0.4), signs(3, inputs)
     layer = PopcountLinear(weight.to(torch.int8))
-    assert torch.equal(through(layer, x, layout="vectors", which_cpu=which_cpu), x @ weight.T)
+    sums = x @ weight.T
+    assert torch.equal(through(layer, x, layout="vectors", which_cpu=which_cpu), sums)
+    least = torch.randint(-9, 10, (70,))
+    found = through(PopcountLinear(weight.to(torch.int8), least), x, layout="vectors", which_cpu=which_cpu)
+    assert torch.equal(found > 0, sums >= least)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 1, 1, 1), (2, 5, 4, 8), (1, 4, 3, 65), (3, 2, 2, 12)])
+def test_images_become_vectors(shape):
+    x = signs(*shape)
+    assert torch.equal(through(Flatten(), x), x.flatten(1))
 
 
 def there_and_back(x, layout):

@@ -19,7 +19,7 @@ from mptify.runtime.pixels import PixelConv
 from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import find_joint_thresholds, find_real_thresholds, find_thresholds
 from mptify.surgery.graphs import TicketGraph
-from mptify.ticket import store
+from mptify.ticket import loading
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, build
 from tests.surgery.test_zoo import flat
@@ -96,6 +96,20 @@ def test_copies_stand_on_their_own():
         del program
         for one in (copied, moved):
             assert torch.equal(one(images()), expected)
+
+
+@pytest.mark.parametrize("name", ["conv2", "conv6", "resnet18_cifar"])
+def test_the_papers_networks_are_packed_whole(name):
+    """From the first layer to the last, or to the average before it, in one chain."""
+    from mptify import models
+
+    torch.manual_seed(7)
+    ticketed = shaken_(mptify.transform(getattr(models, name)(), bits="1/1", prune=0.9)).eval()
+    x = exact(torch.randn(3, 3, 32, 32))
+    program = mptify.pack(ticketed, x)
+    assert sum(isinstance(module, Chain) for module in program.modules()) == 1
+    with torch.no_grad():
+        assert torch.equal(program(x), ticketed(x))
 
 
 class Crossing(nn.Module):
@@ -251,8 +265,8 @@ def test_a_file_becomes_a_program_layer_by_layer(name, tmp_path, monkeypatch):
         fetched.append(weakref.ref(weight))
         return weight
 
-    effective = store._effective
-    monkeypatch.setattr(store, "_effective", watched)
+    effective = loading._effective
+    monkeypatch.setattr(loading, "_effective", watched)
     program = mptify.load(tmp_path / "a.ticket", runtime="packed")
     assert max(alive) <= 1
     assert not any(one() is not None for one in fetched)

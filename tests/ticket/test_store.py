@@ -424,7 +424,7 @@ def test_a_small_ticket_that_names_a_huge_network_is_refused_before_it_is_built(
     monkeypatch.setattr(
         store.catalog, "build", lambda *args, **kwargs: devices.append(torch.get_default_device()) or build(*args, **kwargs)
     )
-    with pytest.raises(TicketMismatch, match="not cut from"):
+    with pytest.raises(TicketMismatch, match="not made from"):
         mptify.load(tmp_path / "a.ticket")
     assert devices == [torch.device("meta")]
 

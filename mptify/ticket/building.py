@@ -1,0 +1,91 @@
+"""Networks that a file names: built without weights of their own, and made ready to be filled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mptify import catalog, randomness
+from mptify.errors import MptifyError, TicketMismatch
+from mptify.surgery import ticket_layers, transform
+from mptify.ticket.format import Architecture, Ticket
+from mptify.ticket.store import floats_of
+
+__all__ = ["build", "emptied"]
+
+
+def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
+    """A ticket model of bare layers, ready to be filled; what was on `meta` has memory afterwards."""
+    with randomness.undrawn():
+        model = transform(model, **dict(ticket.spec) | {"scope": "layer"})  # which layer keeps how many is in the file
+    first: dict[str, Any] = {}
+    for layer in ticket_layers(model).values():
+        layer.bare_(first.get(layer.ticket_name))
+        first.setdefault(layer.ticket_name, layer)
+    real: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                if id(parameter) not in real:
+                    empty = torch.empty_like(parameter, device="cpu")
+                    real[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = real[id(parameter)]
+        for name, buffer in module._buffers.items():  # of norms that surgery put where weights on `meta` are
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+    dtype = getattr(torch, ticket.dtype)
+    return model.to(dtype=dtype) if any(tensor.dtype != dtype for _, tensor in floats_of(model)) else model
+
+
+def build(ticket: Ticket, path: str | Path, parameters: int) -> nn.Module:
+    """The dense network that a file names; one with many more than `parameters`, which the file speaks of, is refused."""
+    architecture = ticket.architecture
+    if architecture is None:
+        raise TicketMismatch(f"{path} holds a ticket of a model that no registry knows; pass that model: mptify.load(path, model=...).")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        entry = catalog.resolve(str(architecture))
+        _require_size(architecture, entry, path, parameters)
+        with torch.random.fork_rng(devices=[]):
+            return _without_weights(entry, architecture)
+    except MptifyError:
+        raise
+    except Exception as error:  # whatever a builder makes of arguments that it was never built with
+        raise TicketMismatch(f"{path}: {architecture} can't be built with {architecture.arguments}: {error}.") from error
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _without_weights(entry: catalog.Entry, architecture: Architecture) -> nn.Module:
+    """The network with its parameters on `meta`; for real, where its builder looks at their values."""
+    try:
+        with catalog.hollow():
+            network = catalog.build(entry, **architecture.arguments)
+        if not any(_computed_on_meta(module) for module in network.modules()):
+            return network
+    except Exception:  # a builder that computes with its weights; if something else is wrong, it is so again below
+        pass
+    with catalog.quick_init():
+        return catalog.build(entry, **architecture.arguments)
+
+
+def _computed_on_meta(module: nn.Module) -> bool:
+    return any(isinstance(value, Tensor) and value.is_meta for value in (*module._buffers.values(), *vars(module).values()))
+
+
+def _require_size(architecture: Architecture, entry: catalog.Entry, path: str | Path, here: int) -> None:
+    """Refuse a small file that names a huge network before its memory is taken; what can't be built on `meta` is fixed in size."""
+    try:
+        with torch.device("meta"):
+            network = catalog.build(entry, **architecture.arguments)
+    except Exception:  # torchvision's regnets and detectors; a wrong argument is told by building it really
+        return
+    there = sum(parameter.numel() for parameter in network.parameters())
+    if there > 2 * here + (1 << 20):  # biases may have been dropped, and of small networks they are much
+        raise TicketMismatch(
+            f"{path}: {entry} has {there:,} parameters, and the file speaks of {here:,}; it was not made from that network."
+        )

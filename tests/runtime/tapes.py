@@ -1,0 +1,47 @@
+"""Programs written down for replay.cpp, which runs them where Python can't: under sanitizers, on emulated processors."""
+
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import torch
+
+REPLAY = Path(__file__).with_name("replay.cpp")
+FLAGS = ["-std=c++17", "-pthread", "-Wno-psabi", "-Wno-unknown-pragmas"]
+
+
+def build(compiler, folder, *flags):
+    target = Path(folder) / "replay"
+    subprocess.run([compiler, *FLAGS, *flags, str(REPLAY), "-o", str(target)], check=True, capture_output=True)
+    return target
+
+
+def numbers(*values):
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+def tape(chain, inputs, which_cpu, threads):
+    """A chain on some images, as bytes."""
+    given = chain.readable(inputs)
+    images, plan = len(given[0]), chain.ready(given).plan
+    steps = bytes(plan.steps())
+    arrays = [
+        *[(0, x.numel() * 4, 4 * x.stride(0), x.contiguous().numpy().tobytes()) for x in given],
+        *[(2, images * form.bytes, form.bytes, b"") for form in plan.outputs],
+        *[(1, size, 0, b"") for size in plan.rooms],
+        *[(0, len(data := _bytes(array)), 0, data) for array in plan.constants],
+    ]
+    head = numbers(which_cpu, threads, images, len(plan.names)) + steps + numbers(len(arrays))
+    return head + b"".join(numbers(what, size, stride) + data for what, size, stride, data in arrays)
+
+
+def _bytes(array):
+    return (array.numpy() if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)).tobytes()
+
+
+def replay(command, tapes):
+    """What the program prints: all outputs, one after the other, as float32."""
+    done = subprocess.run(command, input=numbers(len(tapes)) + b"".join(tapes), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    return torch.frombuffer(bytearray(done.stdout), dtype=torch.float32)

@@ -1,0 +1,106 @@
+"""The kernels under sanitizers, and on other processors: programs that Python planned, run by a program of their own."""
+
+import random
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+import mptify
+from mptify.models import resnet18_cifar
+from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
+from mptify.runtime.joined import JoinedConv
+from mptify.runtime.library import cpu_names, library
+from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.pixels import PixelConv
+from mptify.runtime.planes import Flatten
+from mptify.runtime.pooling import Pool
+from mptify.runtime.program import Chain
+from mptify.runtime.thresholds import Thresholds
+from tests.runtime.tapes import build, replay, tape
+from tests.runtime.test_kernels import chain_of, random_layer, signs, ternary
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")]
+
+
+def random_chains():
+    """One of each kind of kernel, with what they are to read."""
+    while True:
+        images, weight, sums, geometry = random_layer()
+        kept = int((weight != 0).flatten(1).sum(1).max())
+        if fits(geometry, kept):
+            break
+    whole = weight.to(torch.int8)
+    thresholds = torch.randint(-9, 10, (2, len(weight)))
+    yield chain_of(BitslicedConv(whole, thresholds[:1], geometry), 1), (images,)
+    yield chain_of(BitslicedConv(whole, thresholds, geometry), 2), (images, signs(*sums.shape))
+    yield chain_of(BitslicedConv(whole, None, geometry), 1), (images,)
+    theirs, others = ternary(len(weight), 5, 1, 1, kept=0.5).to(torch.int8), signs(len(images), 5, *sums.shape[2:])
+    other = BitslicedConv(theirs, None, Geometry(5, tuple(others.shape[2:]), (1, 1)))
+    least = torch.randint(-kept, kept + 2, (len(weight), 2 * int((theirs != 0).flatten(1).sum(1).max()) + 1))
+    yield chain_of(JoinedConv(BitslicedConv(whole, None, geometry), other, least), 2), (images, others)
+    found = Thresholds(torch.randint(-16, 17, (len(weight),)) / 8, torch.rand(len(weight)) < 0.5)
+    yield chain_of(PixelConv(whole, found, geometry), 1, layout=None), (torch.randint(-16, 17, images.shape) / 8,)
+    inputs = random.choice([1, 7, 31, 256, 300, 9000])
+    for least in (None, torch.randint(-9, 10, (70,))):
+        yield chain_of(PopcountLinear(ternary(70, inputs, kept=0.4).to(torch.int8), least), 1, layout="vectors"), (signs(2, inputs),)
+    yield chain_of(Flatten(), 1), (signs(2, random.randint(1, 5), random.randint(1, 9), random.randint(1, 70)),)
+    pool = nn.MaxPool2d(random.randint(1, 3), random.randint(1, 3))
+    yield (
+        chain_of(Pool(pool, (torch.rand(4) < 0.5).to(torch.uint8)), 1),
+        (signs(2, 4, random.randint(3, 20), random.choice([9, 64, 65, 130])),),
+    )
+    yield (
+        chain_of(BitslicedConv(ternary(6, 11, 1, 1, kept=0.5).to(torch.int8), None, Geometry(11, (1, 5), (1, 1))), 1, layout="tokens"),
+        (signs(2, 5, 11),),
+    )
+
+
+def whole_network():
+    torch.manual_seed(0)
+    ticketed = mptify.transform(resnet18_cifar(), bits="1/1", prune=0.9).eval()
+    x = torch.randint(-24, 25, (2, 3, 32, 32)) / 8
+    (chain,) = (module for module in mptify.pack(ticketed, x).modules() if isinstance(module, Chain))
+    return chain, (x,)
+
+
+def require_agreement(command, cpus, rounds):
+    random.seed(1)
+    torch.manual_seed(1)
+    chains = [pair for _ in range(rounds) for pair in random_chains()] + [whole_network()]
+    expected = torch.cat([out.flatten() for chain, inputs in chains for out in raw(chain, inputs)])
+    for which in cpus:
+        tapes = [tape(chain, inputs, which, random.choice([1, 2, 3])) for chain, inputs in chains]
+        assert torch.equal(replay(command, tapes), expected), which
+
+
+def raw(chain, inputs):
+    """What leaves a chain, as the library wrote it."""
+    given = chain.readable(inputs)
+    ready = chain.ready(given)
+    outputs = ready.begin(given)
+    ready.run(-1)
+    return outputs
+
+
+def test_nothing_is_read_or_written_outside(tmp_path):
+    """AddressSanitizer and UndefinedBehaviorSanitizer, on all instruction sets of this machine."""
+    # Checks that are called rather than written out: everything is inlined here, and the compiler would take minutes.
+    flags = [
+        "-O0",
+        "-g1",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "--param",
+        "asan-instrumentation-with-call-threshold=0",
+    ]
+    require_agreement([build("g++", tmp_path, *flags)], range(len(cpu_names())), rounds=40)
+
+
+@pytest.mark.skipif(
+    not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")), reason="no cross compiler or no emulator for ARM"
+)
+def test_arm_gives_the_same_bits(tmp_path):
+    """NEON, emulated."""
+    require_agreement(["qemu-aarch64", build("aarch64-linux-gnu-g++", tmp_path, "-O2", "-static")], [0], rounds=20)

@@ -1,0 +1,188 @@
+"""Packed files: the same program again, mapped; refused if damaged, or if they say what no kernel can do."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+import safetensors.torch
+import torch
+from typer.testing import CliRunner
+
+import mptify
+from mptify import catalog, exporting
+from mptify.cli import app
+from mptify.errors import DamagedTicket, MptifyError, TicketMismatch
+from mptify.runtime import packed_layers
+from mptify.runtime.library import library
+from mptify.ticket import packed
+from mptify.ticket.format import as_json
+
+pytestmark = [
+    pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+NETWORKS = ["mptify:conv2", "torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:densenet121", "timm:test_vit",
+            "timm:test_efficientnet", "timm:test_convnext"]  # fmt: skip
+
+
+def packed_file(name, folder, **settings):
+    """A ticket of a network whose norms have seen images, and the packed file of it."""
+    entry = catalog.resolve(name)
+    network = catalog.build(entry, num_classes=7)
+    ticketed = mptify.transform(network, bits="1/1", prune=0.9, **settings).train()
+    x = (catalog.example_inputs(entry, network)[0] * 8).round() / 8
+    with torch.no_grad():
+        ticketed(x)
+    notes = {"labels": list("abcdefg"), "input": {"shape": list(x.shape[1:]), "mean": [0.5] * 3, "std": [0.25] * 3}}
+    mptify.save(ticketed.eval(), folder / "a.ticket", name, arguments={"num_classes": 7}, notes=notes)
+    exporting.export(folder / "a.ticket", "packed", folder / "a.packed")
+    return folder / "a.packed", x[:2]
+
+
+@pytest.fixture(scope="module")
+def conv2(tmp_path_factory):
+    return packed_file("mptify:conv2", tmp_path_factory.mktemp("conv2"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_program_is_the_same_again(name, tmp_path):
+    path, x = packed_file(name, tmp_path)
+    program, made = mptify.load(path), mptify.load(tmp_path / "a.ticket", runtime="packed")
+    with torch.no_grad():
+        assert torch.equal(program(x), made(x))
+        assert torch.equal(program(x), mptify.load(tmp_path / "a.ticket")(x))
+    assert [layer.weight_bytes for layer in packed_layers(program)] == [layer.weight_bytes for layer in packed_layers(made)]
+    assert {name: layer.kept for name, layer in mptify.ticket_layers(program).items()} == {
+        name: layer.kept for name, layer in mptify.ticket_layers(made).items()
+    }
+
+
+def test_other_sizes_work_too(tmp_path):
+    path, _ = packed_file("torchvision:resnet18", tmp_path)
+    x = torch.randint(-24, 25, (1, 3, 96, 70)) / 8
+    with torch.no_grad():
+        # The classifier is torch's, and rounds as its weights' place in memory would have it.
+        torch.testing.assert_close(mptify.load(path)(x), mptify.load(tmp_path / "a.ticket")(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_file_is_mapped_and_no_weight_is_decoded(conv2):
+    script = (
+        "import sys, mptify; from mptify.ticket import masks; masks.decode = None;"
+        "program = mptify.load(sys.argv[1]); print(any(sys.argv[1] in line for line in open('/proc/self/maps')))"
+    )
+    result = subprocess.run([sys.executable, "-c", script, str(conv2[0])], capture_output=True, text=True)
+    assert result.stdout == "True\n", result.stderr
+
+
+def test_any_flipped_bit_is_noticed(conv2, tmp_path):
+    data = conv2[0].read_bytes()
+    random.seed(0)
+    for _ in range(60):
+        changed = bytearray(data)
+        changed[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        (tmp_path / "a.packed").write_bytes(changed)
+        with pytest.raises(MptifyError):
+            packed.program_in(packed.open_packed(tmp_path / "a.packed"))
+    for length in (0, 7, 8, 100, len(data) // 2, len(data) - 1):
+        (tmp_path / "a.packed").write_bytes(data[:length])
+        with pytest.raises(MptifyError):
+            packed.open_packed(tmp_path / "a.packed")
+
+
+def rewritten(path, to, change):
+    """A file with a right digest, whose description or tensors were changed."""
+    file = packed.open_packed(path)
+    description, tensors = json.loads(json.dumps(file.description)), {name: tensor.clone() for name, tensor in file.tensors.items()}
+    change(description, tensors)
+    description["sha256"] = packed._digest(description, tensors)
+    to.write_bytes(safetensors.torch.save(tensors, {packed.KEY: as_json(description)}))
+    return to
+
+
+def set_in(*path):
+    *inner, value = path
+
+    def change(description, tensors):
+        at = description
+        for key in inner[:-1]:
+            at = at[key]
+        at[inner[-1]] = value
+
+    return change
+
+
+def fill(name, value):
+    return lambda description, tensors: tensors[name].fill_(value)
+
+
+def cut(name):
+    return lambda description, tensors: tensors.update({name: tensors[name][:-1].clone()})
+
+
+HOSTILE = {
+    "survivors outside": (fill("kernel.features_2.index", 65535), "lie outside of the image"),
+    "lists that go back": (fill("kernel.features_2.starts", 3), "do not follow each other"),
+    "too few thresholds": (lambda d, t: t.update({"kernel.features_2.thresholds": torch.zeros(1, 3, dtype=torch.int32)}), "thresholds"),
+    "survivors that are not there": (cut("kernel.features_2.index"), "do not follow each other"),
+    "taps outside": (fill("kernel.features_0.taps", 99), "lie outside of the image"),
+    "too few weights": (cut("kernel.classifier_1.weights"), "no masks and signs"),
+    "a huge kernel": (set_in("kernels", "features_2", "geometry", 2, [1 << 20, 1]), "is no size"),
+    "a kernel of no size": (set_in("kernels", "features_2", "geometry", 2, [0, 3]), "no convolution"),
+    "more channels": (set_in("kernels", "features_2", "geometry", 0, 128), None),
+    "fewer survivors than there are": (set_in("kernels", "features_2", "most_kept", 1), "more survivors than it says"),
+    "an unknown kernel": (set_in("kernels", "features_2", "kind", "Chain"), "there is no kernel 'Chain'"),
+    "no kernel": (set_in("kernels", "features_2", 5), "there is no kernel None"),
+    "a kernel without a place": (lambda d, t: d["kernels"].update(other=d["kernels"]["features_2_pool"]), "some kernels found no place"),
+    "a state that is missing": (lambda d, t: t.pop("state.classifier_5_finish.gain"), "classifier_5_finish.gain"),
+    "another network": (set_in("architecture", "name", "conv4"), "does not fit mptify:conv4"),
+    "a huge network": (set_in("architecture", {"source": "timm", "name": "vit_giant_patch14_224", "arguments": {}}), "not made from"),
+    "a later version": (set_in("version", 9), "reads up to 1"),
+    "more than it should": (set_in("more", 1), "lacks or adds something"),
+    "settings that mean nothing": (set_in("spec", "prune", 7), "settings mean nothing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_what_no_writer_would_write_is_refused(what, conv2, tmp_path):
+    change, message = HOSTILE[what]
+    path = rewritten(conv2[0], tmp_path / "a.packed", change)
+    with pytest.raises((DamagedTicket, TicketMismatch, MptifyError), match=message), torch.no_grad():
+        mptify.load(path)(conv2[1])
+
+
+def test_wrong_uses_are_told(conv2, tmp_path):
+    path, _ = conv2
+    with pytest.raises(MptifyError, match="takes no model of yours"):
+        mptify.load(path, model=torch.nn.Linear(2, 2))
+    with pytest.raises(DamagedTicket, match="This is a packed file, not a ticket"):
+        mptify.read(path)
+    with pytest.raises(DamagedTicket, match="This is no packed file"):
+        packed.open_packed(path.with_name("a.ticket"))
+    with pytest.raises(MptifyError, match="can't be read"):
+        packed.open_packed(tmp_path / "none")
+    mptify.save(mptify.transform(catalog.build(catalog.resolve("mptify:conv2")), bits="1/32"), tmp_path / "b.ticket", "mptify:conv2")
+    with pytest.raises(MptifyError, match="are for 1/1 tickets"):
+        exporting.export(tmp_path / "b.ticket", "packed", tmp_path / "b.packed")
+    assert not (tmp_path / "b.packed").exists()
+
+
+def test_without_a_compiler_it_is_told(conv2, monkeypatch):
+    monkeypatch.setattr(packed, "library", None)
+    with pytest.raises(MptifyError, match="installed without a compiler"):
+        mptify.load(conv2[0])
+
+
+def test_pictures_are_predicted_from_it(conv2, tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (32, 32), (200, 30, 90)).save(tmp_path / "a.png")
+    found = [
+        CliRunner().invoke(app, ["predict", str(conv2[0].with_name(name)), str(tmp_path / "a.png"), "--json"])
+        for name in ("a.ticket", "a.packed")
+    ]
+    assert [one.exit_code for one in found] == [0, 0], found[1].output
+    one, other = (json.loads(result.stdout) for result in found)
+    assert (one["labels"], one["chances"]) == (other["labels"], other["chances"])
