@@ -174,7 +174,8 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     thresholds = torch.randint(-9, 10, (1, channels), generator=generator)
     layer = BitslicedConv(weight.to(torch.int8), thresholds, Geometry(channels, (size, size), (3, 3), padding=(1, 1)))
     wiring: Any = [("pack", ("image",), "bits"), ("layer", ("bits",), "signs"), ("unpack", ("signs",), "numbers")]
-    ready = Chain({"pack": Pack("channels"), "layer": layer, "unpack": Unpack()}, wiring, ["image"], ["numbers"]).ready([image])
+    chain = Chain({"pack": Pack("channels"), "layer": layer, "unpack": Unpack()}, wiring, ["image"], ["numbers"])
+    _, ready = chain.plan_for([image])
     outputs, floats = ready.begin([image]), weight.float()
     ready.run(-1)
     assert torch.equal(outputs[0] > 0, F.conv2d(image, floats, padding=1) >= thresholds.view(-1, 1, 1))
@@ -232,9 +233,9 @@ class _Timed(fx.Interpreter):
         module = self.module.get_submodule(str(n.target)) if n.op == "call_module" else None
         if isinstance(module, Chain):
             given = module.readable(self.fetch_args_kwargs_from_env(n)[0])
-            ready = module.ready(given)
+            plan, ready = module.plan_for(given)
             _outputs = ready.begin(given)  # kept until the steps have written them
-            for number, name in enumerate(ready.plan.names):
+            for number, name in enumerate(plan.names):
                 start = time.perf_counter()
                 ready.run(module.which_cpu, number)
                 self.note(name, type(module.kernels[name]).__name__, start)

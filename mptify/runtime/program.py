@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mptify.errors import MptifyError
 from mptify.runtime.library import KINDS, Step, library
 from mptify.runtime.planes import Kernel, Numbers, Place, Value, own_order
 
-__all__ = ["Chain", "Plan", "Ready"]
+__all__ = ["Chain", "Plan", "Ready", "as_operator"]
 
 _SIZES = 4  # of images, that a chain stays ready for
 
@@ -107,23 +108,22 @@ class Plan:
 
 
 class Ready:
-    """A plan with rooms to work in, and the addresses of everything."""
+    """Steps with rooms to work in, and the addresses of everything that they read and write."""
 
-    def __init__(self, plan: Plan):
-        self.plan, self.steps = plan, plan.steps()
-        self.rooms = [torch.empty(size + 64, dtype=torch.uint8) for size in plan.rooms]
-        held = [*self.rooms, *plan.constants]
-        given = plan.inputs + len(plan.outputs)
-        self.addresses = (ctypes.c_void_p * (given + len(held)))()
-        self.strides = (ctypes.c_int64 * (given + len(held)))()
-        for number, array in enumerate(held):
+    def __init__(self, steps: Any, inputs: int, shapes: list[tuple[int, ...]], rooms: list[int], constants: list[Any]):
+        self.steps, self.shapes = steps, shapes
+        self.held = [*(torch.empty(size + 64, dtype=torch.uint8) for size in rooms), *constants]
+        given = inputs + len(shapes)
+        self.addresses = (ctypes.c_void_p * (given + len(self.held)))()
+        self.strides = (ctypes.c_int64 * (given + len(self.held)))()
+        for number, array in enumerate(self.held):
             self.addresses[given + number] = _address(array)
         self.images = 0
 
     def begin(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Take the images, and make room for what comes out."""
+        """Take the images, and make room for what comes out; both must be kept until the steps have run."""
         self.images = len(inputs[0])
-        outputs = [torch.empty((self.images, *form.shape)) for form in self.plan.outputs]
+        outputs = [torch.empty((self.images, *shape)) for shape in self.shapes]
         for number, tensor in enumerate((*inputs, *outputs)):
             self.addresses[number] = tensor.data_ptr()
             self.strides[number] = 4 * tensor.stride(0)
@@ -140,6 +140,40 @@ def _address(array: Any) -> int:
     return array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data
 
 
+@torch.library.custom_op("mptify::packed", mutates_args=())
+def _operator(inputs: list[Tensor], steps: Tensor, constants: list[Tensor], rooms: list[int], shapes: list[int]) -> list[Tensor]:
+    """Steps as torch knows them, for graphs that are exported: all that they read comes with the call."""
+    count = steps.numel() // ctypes.sizeof(Step)
+    data: Any = steps.numpy()
+    ready = Ready((Step * count).from_buffer_copy(data), len(inputs), _unflat(shapes), rooms, constants)
+    outputs = ready.begin(inputs)
+    ready.run(-1)
+    return outputs
+
+
+@_operator.register_fake
+def _(inputs: list[Tensor], steps: Tensor, constants: list[Tensor], rooms: list[int], shapes: list[int]) -> list[Tensor]:
+    return [inputs[0].new_empty((inputs[0].shape[0], *shape)) for shape in _unflat(shapes)]
+
+
+def as_operator(plan: Plan) -> Any:
+    """A plan as a call of torch's operator `mptify::packed`, which takes the images."""
+    steps = torch.frombuffer(bytearray(plan.steps()), dtype=torch.uint8)
+    constants = [one if isinstance(one, Tensor) else torch.from_numpy(one) for one in plan.constants]
+    flat = [number for form in plan.outputs for number in (len(form.shape), *form.shape)]
+    return lambda inputs: _operator(inputs, steps, constants, plan.rooms, flat)
+
+
+def _unflat(shapes: list[int]) -> list[tuple[int, ...]]:
+    """From lengths, each followed by so many numbers."""
+    found, left = [], list(shapes)
+    while left:
+        count, *left = left
+        found.append(tuple(left[:count]))
+        left = left[count:]
+    return found
+
+
 class Chain(nn.Module):
     """Kernels that run one after the other without a tensor between them: numbers in, numbers out.
 
@@ -154,32 +188,42 @@ class Chain(nn.Module):
         self._forget()
 
     def _forget(self) -> None:
-        self._ready: dict[tuple, Ready] = {}
+        self._ready: dict[tuple, tuple[Plan, Ready]] = {}
         self._lock = threading.Lock()  # the rooms are there once
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = self.readable(inputs)
-        with self._lock:
-            ready = self.ready(given)
-            outputs = ready.begin(given)
-            ready.run(self.which_cpu)
-        return tuple(own_order(x, form.tokens) for x, form in zip(outputs, ready.plan.outputs, strict=True))
+        if torch.compiler.is_exporting():
+            plan = self.plan_for(given)[0]
+            outputs = as_operator(plan)(given)
+        else:
+            with self._lock:
+                plan, ready = self.plan_for(given)
+                outputs = ready.begin(given)
+                ready.run(self.which_cpu)
+        return tuple(own_order(x, form.tokens) for x, form in zip(outputs, plan.outputs, strict=True))
 
     def readable(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """As the kernels can read them."""
+        if any(x.device.type != "cpu" for x in inputs):
+            raise MptifyError(f"Packed programs run on CPUs, and this image is on {inputs[0].device}.")
         given = {name: x.to(torch.float32) for name, x in zip(self.inputs, inputs, strict=True)}
         for name, read, _ in self.wiring:
             kernel: Any = self.kernels[name]
             given |= {one: kernel.readable(given[one]) for one in read if one in given}
         return list(given.values())
 
-    def ready(self, inputs: list[Tensor]) -> Ready:
+    def plan_for(self, inputs: list[Tensor]) -> tuple[Plan, Ready]:
         """The plan for such images, made when they come for the first time."""
-        key = tuple((x.shape[1:], x.stride()[1:]) for x in inputs)
+        key = tuple((tuple(x.shape[1:]), tuple(x.stride()[1:])) for x in inputs)
         if key not in self._ready:
+            if torch.compiler.is_exporting():  # when no tensor has values
+                raise MptifyError("Run the program once on an image of that size, without gradients, before you export it.")
             while len(self._ready) >= _SIZES:
                 del self._ready[next(iter(self._ready))]
-            self._ready[key] = Ready(self.plan([Numbers(tuple(shape), tuple(steps)) for shape, steps in key]))
+            plan = self.plan([Numbers(shape, steps) for shape, steps in key])
+            shapes = [form.shape for form in plan.outputs]
+            self._ready[key] = plan, Ready(plan.steps(), plan.inputs, shapes, plan.rooms, plan.constants)
         return self._ready[key]
 
     def plan(self, forms: list[Numbers]) -> Plan:

@@ -24,7 +24,7 @@ def numbers(*values):
 def tape(chain, inputs, which_cpu, threads):
     """A chain on some images, as bytes."""
     given = chain.readable(inputs)
-    images, plan = len(given[0]), chain.ready(given).plan
+    images, (plan, _) = len(given[0]), chain.plan_for(given)
     steps = bytes(plan.steps())
     arrays = [
         *[(0, x.numel() * 4, 4 * x.stride(0), x.contiguous().numpy().tobytes()) for x in given],

@@ -112,6 +112,33 @@ def test_the_papers_networks_are_packed_whole(name):
         assert torch.equal(program(x), ticketed(x))
 
 
+@pytest.mark.parametrize("name", ["mptify:conv2", "timm:test_vit"])
+def test_a_program_can_be_exported_saved_and_compiled(name, tmp_path):
+    entry = catalog.resolve(name)
+    network = catalog.build(entry)
+    x = exact(catalog.example_inputs(entry, network)[0])
+    ticketed = mptify.transform(network, bits="1/1", prune=0.9).eval()
+    program = mptify.pack(ticketed, x)
+    with torch.no_grad():
+        expected = ticketed(x)
+        with pytest.raises(MptifyError, match="Run the program once"):
+            torch.export.export(program, (x,), strict=False)
+        program(x)
+        exported = torch.export.export(program, (x,), dynamic_shapes=({0: torch.export.Dim("images", min=2, max=64)},), strict=False)
+        assert any("mptify.packed" in str(node.target) for node in exported.graph.nodes)
+        torch.export.save(exported, tmp_path / "a.pt2")
+        again = torch.export.load(tmp_path / "a.pt2").module()
+        for some in (x, torch.cat([x, x])):
+            assert torch.equal(again(some), ticketed(some))
+        torch.testing.assert_close(torch.compile(program, backend="eager")(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_image_elsewhere_is_told():
+    program = mptify.pack(mptify.transform(Plain(), bits="1/1", prune=0.5).eval(), images())
+    with pytest.raises(MptifyError, match="run on CPUs, and this image is on meta"):
+        program(images().to("meta"))
+
+
 class Crossing(nn.Module):
     """Signs that are wanted again after a gate, which is torch's work; and a tensor that is changed in place after it was read."""
 

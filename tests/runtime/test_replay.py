@@ -78,7 +78,7 @@ def require_agreement(command, cpus, rounds):
 def raw(chain, inputs):
     """What leaves a chain, as the library wrote it."""
     given = chain.readable(inputs)
-    ready = chain.ready(given)
+    _, ready = chain.plan_for(given)
     outputs = ready.begin(given)
     ready.run(-1)
     return outputs
