@@ -50,8 +50,10 @@ def export(path: str | Path, to: str, out: str | Path) -> Exported:
     check_writable(Path(out))
     ticket = read(path)
     image = example_of(ticket)
-    if ticket.architecture is None or image is None:
+    if ticket.architecture is None:
         raise MptifyError(f"{path}: holds a ticket of a model that no registry knows; only named networks can be exported.")
+    if image is None:
+        raise MptifyError(f"{path}: {ticket.architecture} does not take one image at a time, and can't be exported.")
     # Numbers whose sums are the same in any order: a first layer's sum that is rounded otherwise may have another sign.
     images = torch.randint(-24, 25, (2, *image.shape[1:]), generator=torch.Generator().manual_seed(0)) / 8
     data, difference = writers[to](ticket, load(path), images)

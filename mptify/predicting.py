@@ -39,8 +39,10 @@ def predict(file: str | Path, pictures: list[Path], *, top: int = 5, runtime: st
     """
     ticket = open_packed(file).ticket if is_packed(file) else read(file)
     image = example_of(ticket)
-    if ticket.architecture is None or image is None:
+    if ticket.architecture is None:
         raise MptifyError(f"{file}: holds a ticket of a model that no registry knows; mptify.load(path, model=...) loads it into yours.")
+    if image is None:
+        raise MptifyError(f"{file}: this network does not tell classes apart.")
     inputs = [_pixels(path, tuple(image.shape[1:]), ticket.notes.get("input")) for path in pictures]  # all that can't be read is told first
     model = load(file, runtime=runtime or ("packed" if ticket.spec.bits == "1/1" else "float"))
     names = _names(ticket)

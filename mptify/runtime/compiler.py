@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
+from torch.utils._pytree import tree_leaves
 
 from mptify.applying import along
 from mptify.errors import MptifyError
@@ -20,6 +20,7 @@ from mptify.runtime.chains import LAYOUT, in_chains
 from mptify.runtime.kernels import kernel_for_sums, kernels_for
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.parts import pack_parts, propagate
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import LAYOUTS, Flatten, Kernel, Pack, Unpack
 from mptify.runtime.pooling import Pool
@@ -28,37 +29,53 @@ from mptify.runtime.tails import Tail, Tails, is_plain_pool, is_through, module_
 __all__ = ["compiled", "pack", "packed_layers"]
 
 
-def pack(model: nn.Module, example: Tensor | None = None) -> nn.Module:
+def pack(model: nn.Module, example: Any = None) -> nn.Module:
     """A packed program of a 1/1 ticket model on a CPU: takes and returns ordinary tensors, for inference only.
 
-    `example` is an input of the size that it will be used with; other sizes work too. Without one, it is what timm says that the
-    network was made for, or an image of 224 pixels. Where mptify was installed without a C++ compiler, the model itself is
+    `example` is an input of the size that it will be used with, or a tuple of all that the model takes; other sizes work too. Without
+    one, it is what timm says that the network was made for, or an image of 224 pixels. Of networks that no graph holds as a whole, such as
+    detectors, the parts that have one are packed. Where mptify was installed without a C++ compiler, the model itself is
     returned, with a warning.
     """
     if model.training:
         raise MptifyError("A packed program is made from a model in eval(); call model.eval() first.")
     if not any(isinstance(module, Ticketed) and module.gain_outside for module in model.modules()):
         raise MptifyError("Packed programs are for 1/1 tickets: what 1/32 tickets gain is size, not speed.")
-    if not isinstance(model, fx.GraphModule):
-        raise MptifyError("Of this network only parts have a graph (detectors are such); packing needs one of the whole.")
-    image = _usual_input(model) if example is None else example[:1]
-    if any(tensor.device.type != "cpu" for tensor in (*_state_of(model), image)):
+    arguments = _arguments(model, example)
+    given = [one for one in tree_leaves(arguments) if isinstance(one, Tensor)]
+    if any(tensor.device.type != "cpu" for tensor in (*_state_of(model), *given)):
         raise MptifyError("Packed programs run on CPUs; call model.cpu() first.")
     if library is None:
         warnings.warn("mptify was installed without a C++ compiler: this model runs as a float32 network.", stacklevel=2)
         return model
     with torch.no_grad():
+        if not isinstance(model, fx.GraphModule):
+            return pack_parts(model, arguments, compiled)
         try:
-            ShapeProp(model).propagate(image)
+            propagate(model, arguments)
         except RuntimeError as error:
-            sizes = "×".join(map(str, image.shape))
+            sizes = " and ".join("×".join(map(str, one.shape)) for one in given)
             raise MptifyError(f"The network can't take an input of {sizes}; pass one that it can: mptify.pack(model, example).") from error
         return compiled(model)
 
 
+def _arguments(model: nn.Module, example: Any) -> tuple[Any, ...]:
+    if isinstance(example, tuple):
+        return example
+    if isinstance(example, Tensor):
+        return (example[:1] if isinstance(model, fx.GraphModule) else example,)
+    return (_usual_input(model) if example is None else example,)
+
+
 def compiled(model: fx.GraphModule, kernels: Mapping[str, Kernel] | None = None) -> fx.GraphModule:
     """The program of a model whose nodes know their shapes; with `kernels`, by name, these and no others take the place of its layers."""
-    return _Compiler(model, kernels).run()
+    program = _Compiler(model, kernels).run()
+    plain = {name: value for name, value in vars(model).items() if not name.startswith("_") and not callable(value)}
+    for name, value in plain.items():  # what other code may read: num_classes and the like
+        if not hasattr(program, name):
+            setattr(program, name, value)
+            program.meta.setdefault("_user_preserved_attributes", {})[name] = value  # else fx would not copy it
+    return program
 
 
 def _usual_input(model: nn.Module) -> Tensor:

@@ -25,7 +25,7 @@ __all__ = ["as_packed_file", "example_of", "load"]
 
 
 def load(
-    path: str | Path, model: nn.Module | None = None, device: Any = "cpu", *, runtime: str = "float", example: Tensor | None = None
+    path: str | Path, model: nn.Module | None = None, device: Any = "cpu", *, runtime: str = "float", example: Any = None
 ) -> nn.Module:
     """The ticket model in a file, in `eval()`; with `runtime="packed"` its packed program (see `pack`), made layer by layer.
 
@@ -49,9 +49,7 @@ def load(
         return pack(found, example) if runtime == "packed" else found  # which says that there is no compiler
 
 
-def _load_packed(
-    ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any, example: Tensor | None
-) -> tuple[nn.Module, nn.Module]:
+def _load_packed(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any, example: Any) -> tuple[nn.Module, nn.Module]:
     """A program, layer by layer: each weight is there while its layer is packed, and no longer; and the model that it was made from."""
     if torch.device(device).type != "cpu":
         raise BadSpec(f"device={device!r}: packed programs run on CPUs.")
@@ -63,7 +61,7 @@ def _load_packed(
         found = ticket.layers[layer.ticket_name]
         layer.fetch_(partial(_effective, layer, found, ticket.spec), found.gain, found.kept)
     fill_floats_(model, ticket)
-    program = pack(model.eval(), example_of(ticket) if example is None else example)
+    program = pack(model.eval(), _usual_arguments(ticket) if example is None else example)
     for layer in ticket_layers(program).values():  # what stays float
         hold_(layer, ticket)
     return program, model
@@ -74,7 +72,8 @@ def as_packed_file(ticket: Ticket, path: str | Path, image: Tensor) -> bytes:
     if library is None:
         raise MptifyError("mptify was installed without a C++ compiler: there is nothing to make packed files with.")
     program, model = _load_packed(ticket, path, None, "cpu", image)
-    assert isinstance(model, fx.GraphModule)
+    if not isinstance(model, fx.GraphModule):
+        raise MptifyError(f"{ticket.architecture}: only parts of this network have a graph, and packed files hold whole ones.")
     return packed_bytes(ticket, program, model, image)
 
 
@@ -82,8 +81,17 @@ def _effective(layer: Any, found: TicketLayer, spec: TicketSpec) -> Tensor:
     return layer.bare_weight(torch.from_numpy(found.mask), torch.from_numpy(found.weights(spec)))
 
 
+def _usual_arguments(ticket: Ticket) -> Any:
+    """All that the ticket's network takes, for an example."""
+    image = example_of(ticket)
+    if image is not None or ticket.architecture is None:
+        return image
+    arguments = catalog.example_inputs(catalog.resolve(str(ticket.architecture)), nn.Identity())
+    return arguments[:1] if isinstance(arguments[0], list) else arguments  # a detector's targets are for training
+
+
 def example_of(ticket: Ticket) -> Tensor | None:
-    """An image of the size that the ticket was searched on, or that its network is built for."""
+    """An image of the size that the ticket was searched on, or that its network is built for; None where it takes something else."""
     seen, built = ticket.notes.get("input"), ticket.architecture
     if isinstance(seen, dict) and isinstance(seen.get("shape"), list):
         return torch.zeros(1, *seen["shape"])
@@ -92,8 +100,8 @@ def example_of(ticket: Ticket) -> Tensor | None:
     entry, arguments = catalog.resolve(str(built)), built.arguments
     with torch.device("meta"):
         network = catalog.build(entry, **arguments) if entry.source == "timm" else nn.Identity()
-    image = catalog.example_inputs(entry, network, arguments.get("input_size"), arguments.get("in_chans", 3))[0]
-    return torch.zeros(1, *image.shape[1:]) if isinstance(image, Tensor) else None
+    image, *more = catalog.example_inputs(entry, network, arguments.get("input_size"), arguments.get("in_chans", 3))
+    return torch.zeros(1, *image.shape[1:]) if isinstance(image, Tensor) and not more else None
 
 
 def _load(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any) -> nn.Module:

@@ -4,11 +4,13 @@ import copy
 import weakref
 
 import pytest
+import timm
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 import mptify
-from mptify import catalog
+from mptify import catalog, exporting
 from mptify.errors import MptifyError
 from mptify.runtime import compiler, packed_layers
 from mptify.runtime.bitsliced import BitslicedConv
@@ -18,7 +20,6 @@ from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import find_joint_thresholds, find_real_thresholds, find_thresholds
-from mptify.surgery.graphs import TicketGraph
 from mptify.ticket import loading
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, build
@@ -55,14 +56,12 @@ def test_logits_are_those_of_the_float_path(entry):
     model, inputs = build(entry)
     ticketed = mptify.transform(model, bits="1/1", prune=0.75)
     with torch.no_grad():
-        if not isinstance(ticketed, TicketGraph):  # detectors and the like, of which parts have graphs
-            with pytest.raises(MptifyError, match="only parts have a graph"):
-                mptify.pack(ticketed.eval(), inputs[0] if isinstance(inputs[0], torch.Tensor) else torch.zeros(1))
-            return
-        (x,) = (exact(one) for one in inputs)
-        ticketed.train()(x)
-        program = mptify.pack(ticketed.eval(), x)
-        for ours, theirs in zip(flat(program(x)), flat(ticketed(x)), strict=True):
+        x = tuple(tree_map(lambda one: exact(one) if torch.is_floating_point(one) else one, inputs))
+        ticketed.train()(*x)
+        ticketed.eval()
+        x = x[:1] if isinstance(x[0], list) else x  # a detector's targets are for training
+        program = mptify.pack(ticketed, x)
+        for ours, theirs in zip(flat(program(*x)), flat(ticketed(*x)), strict=True):
             if entry.name in ROUNDED:
                 torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
             else:
@@ -195,6 +194,39 @@ def test_many_sizes_do_not_pile_up():
             x = exact(torch.randn(1, images().shape[1], height, 16))
             assert torch.equal(program(x), ticketed(x))
     assert len(chain._ready) <= 4
+
+
+def test_a_program_keeps_what_other_code_reads():
+    program = mptify.pack(mptify.transform(timm.create_model("test_vit", num_classes=7), bits="1/1", prune=0.9).eval())
+    assert (program.num_classes, copy.deepcopy(program).num_classes) == (7, 7)
+    assert program.pretrained_cfg["input_size"] == (3, 160, 160)
+
+
+def test_parts_of_a_network_are_packed_and_the_network_stays_as_it_was():
+    entry = next(entry for entry in ENTRIES if entry.name == "retinanet_resnet50_fpn")
+    model, inputs = build(entry)
+    ticketed = mptify.transform(model, bits="1/1", prune=0.75).eval()
+    before = {path: type(module) for path, module in ticketed.named_modules()}
+    program = mptify.pack(ticketed, (inputs[0],))
+    assert {path: type(module) for path, module in ticketed.named_modules()} == before
+    assert any(isinstance(module, Chain) for module in program.modules())
+    assert not any(isinstance(module, Chain) for module in ticketed.modules())
+    with pytest.raises(MptifyError, match="can't take this input"):
+        mptify.pack(ticketed, (3,))
+
+
+def test_a_detectors_file_becomes_a_program(tmp_path):
+    name = "torchvision:ssdlite320_mobilenet_v3_large"
+    entry = catalog.resolve(name)
+    network = catalog.build(entry, num_classes=7)
+    mptify.save(mptify.transform(network, bits="1/1", prune=0.9).eval(), tmp_path / "a.ticket", name, arguments={"num_classes": 7})
+    program = mptify.load(tmp_path / "a.ticket", runtime="packed")
+    x = [exact(one) for one in catalog.example_inputs(entry, network)[0]]
+    with torch.no_grad():
+        for ours, theirs in zip(flat(program(x)), flat(mptify.load(tmp_path / "a.ticket")(x)), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    with pytest.raises(MptifyError, match="does not take one image at a time"):
+        exporting.export(tmp_path / "a.ticket", "packed", tmp_path / "a.packed")
 
 
 def test_what_cannot_be_packed_is_told():

@@ -1,0 +1,76 @@
+"""Networks of which only parts have a graph, as detectors are: each part becomes a program, and the code around them stays."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+from mptify.errors import MptifyError
+from mptify.layers import Ticketed
+
+__all__ = ["pack_parts", "propagate"]
+
+
+def pack_parts(model: nn.Module, arguments: tuple[Any, ...], compiled: Callable[[fx.GraphModule], nn.Module]) -> nn.Module:
+    """The model with a program in place of each part that `arguments` lead through; the model itself stays as it is."""
+    calls: dict[str, tuple[Any, ...]] = {}
+    hooks = []
+    for path, part in _graphs_in(model).items():
+
+        def note(_: nn.Module, given: tuple[Any, ...], path: str = path) -> None:
+            calls.setdefault(path, given)
+
+        hooks.append(part.register_forward_pre_hook(note))
+    try:
+        model(*arguments)
+    except Exception as error:  # whatever the network's own code makes of what it was given
+        raise MptifyError(f"The network can't take this input ({error}); pass one that it can: mptify.pack(model, example).") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    programs: dict[str, nn.Module] = {}
+    for path, given in calls.items():
+        graph: Any = model.get_submodule(path)
+        propagate(graph, given)
+        programs[path] = compiled(graph)
+    return _with_parts(model, programs, "")
+
+
+def propagate(graph: fx.GraphModule, arguments: tuple[Any, ...]) -> None:
+    """Let each node know the shape of what it gives."""
+    with torch.no_grad():
+        ShapeProp(graph).propagate(*arguments)
+
+
+def _graphs_in(model: nn.Module) -> dict[str, nn.Module]:
+    """Parts that have a graph and hold 1/1 layers; of one within another, the outer."""
+    found: dict[str, nn.Module] = {}
+    for path, part in model.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in found)
+        if (
+            isinstance(part, fx.GraphModule)
+            and not inside
+            and any(isinstance(one, Ticketed) and one.gain_outside for one in part.modules())
+        ):
+            found[path] = part
+    return found
+
+
+def _with_parts(module: nn.Module, parts: dict[str, nn.Module], path: str) -> nn.Module:
+    """The module with some of its parts exchanged: those that hold one of them are copied, all others shared."""
+    if path in parts:
+        return parts[path]
+    children = {
+        name: child if child is None else _with_parts(child, parts, f"{path}.{name}" if path else name)
+        for name, child in module._modules.items()
+    }
+    if all(children[name] is child for name, child in module._modules.items()):
+        return module
+    copied = copy.copy(module)
+    copied.__dict__["_modules"] = children
+    return copied
