@@ -217,7 +217,8 @@ def _onnx_session(dense: nn.Module, image: Tensor, path: Path) -> Any:
 
 
 _KERNELS = {
-    "BitslicedConv": "bit-sliced", "JoinedConv": "bit-sliced, two layers", "PixelConv": "first layer", "PopcountLinear": "popcount",
+    "BitslicedConv": "bit-sliced", "JoinedConv": "bit-sliced, two layers", "WindowConv": "popcount of windows", "PixelConv": "first layer",
+    "PopcountLinear": "popcount",
     "Pool": "max-pool of bits", "Flatten": "one row of bits", "Pack": "to bits", "Unpack": "from bits", "_Finish": "torch: gain",
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import LAYOUTS, Flatten, Kernel, Pack, Unpack
 from mptify.runtime.pooling import Pool
 from mptify.runtime.tails import Tail, Tails, is_plain_pool, is_through, module_of
+from mptify.runtime.windows import WindowConv
 
 __all__ = ["compiled", "pack", "packed_layers"]
 
@@ -92,7 +93,7 @@ def _state_of(model: nn.Module) -> Iterator[Tensor]:
 
 def packed_layers(program: nn.Module) -> list[Any]:
     """The layers of a program that run on kernels, with their `weight_count`, `survivor_count` and `weight_bytes`."""
-    return [module for module in program.modules() if isinstance(module, (BitslicedConv, PixelConv, PopcountLinear))]
+    return [module for module in program.modules() if isinstance(module, (BitslicedConv, PixelConv, PopcountLinear, WindowConv))]
 
 
 class _Compiler:

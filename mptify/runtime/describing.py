@@ -14,14 +14,15 @@ from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import Kernel
 from mptify.runtime.pooling import Pool
+from mptify.runtime.windows import WindowConv
 
 __all__ = ["describe", "restore", "stored_kernels"]
 
-_KINDS: dict[str, type[Kernel]] = {kind.__name__: kind for kind in (BitslicedConv, JoinedConv, PixelConv, PopcountLinear, Pool)}
+_KINDS: dict[str, type[Kernel]] = {kind.__name__: kind for kind in (BitslicedConv, JoinedConv, PixelConv, PopcountLinear, Pool, WindowConv)}
 _PARTS = {"JoinedConv": ("one", "other")}
 _BUFFERS = {
     "BitslicedConv": ("index", "starts", "thresholds"), "JoinedConv": ("least",), "PixelConv": ("taps", "starts", "thresholds", "falling"),
-    "PopcountLinear": ("weights", "kept", "thresholds"), "Pool": ("falling",),
+    "PopcountLinear": ("weights", "kept", "thresholds"), "WindowConv": ("weights", "thresholds"), "Pool": ("falling",),
 }  # fmt: skip
 
 
@@ -57,7 +58,7 @@ def restore(description: Any, tensors: Mapping[str, Tensor], name: str) -> Kerne
             raise ValueError(f"{name}: its parts are no layers")
         setattr(kernel, part, child)
     for buffer in _BUFFERS[kind]:
-        optional = (kind, buffer) in (("BitslicedConv", "thresholds"), ("PopcountLinear", "thresholds"), ("Pool", "falling"))
+        optional = kind != "PixelConv" and buffer in ("thresholds", "falling")
         if f"{name}.{buffer}" not in tensors and not optional:
             raise ValueError(f"{name}: has no {buffer}")
         kernel.register_buffer(buffer, tensors.get(f"{name}.{buffer}"))

@@ -54,6 +54,15 @@ struct Popcount {
   int64_t bytes;
 };
 
+// A convolution that sees few pixels: one row of bits per window.
+struct Windows {
+  const uint8_t* windows;  // [pixels], `step` bytes apart, a multiple of 32; behind the last one there is room for three more
+  const uint8_t* weights;  // [filters]: `bytes` of the mask's bits, and as many of signs, 0 where the mask is
+  const int32_t* bias;     // [filters][classes]: what a sum is if nothing differs; outside of the image every input is 0
+  const uint8_t* classes;  // [pixels]
+  int64_t pixels, step, bytes, class_count;
+};
+
 // A convolution of one image: `expand` makes its planes, `job` adds them up. The sum of a filter over a window is
 // 2 * (positives - negatives) - bias, which depends on the window's class: on which of its taps lie in the image.
 struct Conv {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mptify.runtime.bitsliced import BitslicedConv, fits
+from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
@@ -13,6 +13,7 @@ from mptify.runtime.planes import Kernel
 from mptify.runtime.pooling import Pool
 from mptify.runtime.tails import Branch, Tail
 from mptify.runtime.thresholds import Thresholds, find_joint_thresholds, find_real_thresholds, find_thresholds
+from mptify.runtime.windows import WindowConv, can_count, is_faster
 
 __all__ = ["kernel_for_sums", "kernels_for"]
 
@@ -34,9 +35,8 @@ def kernel_for_sums(branch: Branch) -> tuple[Kernel, None] | None:
     weight = branch.weight()
     if branch.layout == "vectors":
         return PopcountLinear(weight), None
-    if not fits(branch.geometry(), _most_kept(weight)):
-        return None
-    return BitslicedConv(weight, None, branch.geometry()), None
+    kernel = _convolution(weight, None, branch.geometry())
+    return None if kernel is None else (kernel, None)
 
 
 def _of_signs(tail: Tail) -> tuple[Kernel, Thresholds] | None:
@@ -45,11 +45,20 @@ def _of_signs(tail: Tail) -> tuple[Kernel, Thresholds] | None:
     if tail.branch.layout == "vectors":
         found = find_thresholds(tail.signs, len(weight), kept, shortcut=False)
         return None if found is None else (PopcountLinear(_turned(weight, found), found.least[0]), found)
-    geometry = tail.branch.geometry()
-    if not fits(geometry, kept):
-        return None
     found = find_thresholds(tail.signs, len(weight), kept, tail.shortcut is not None)
-    return None if found is None else (BitslicedConv(_turned(weight, found), found.least, geometry), found)
+    if found is None:
+        return None
+    kernel = _convolution(_turned(weight, found), found.least, tail.branch.geometry())
+    return None if kernel is None else (kernel, found)
+
+
+def _convolution(weight: Tensor, thresholds: Tensor | None, geometry: Geometry) -> Kernel | None:
+    """The faster of the two kernels that add up signs, as far as they can do it."""
+    countable = weight.shape[1] == geometry.channels and can_count(geometry)
+    addable = fits(geometry, _most_kept(weight))
+    if countable and (not addable or is_faster(geometry, len(weight), int((weight != 0).sum()))):
+        return WindowConv(weight, thresholds, geometry)
+    return BitslicedConv(weight, thresholds, geometry) if addable else None
 
 
 def _of_pixels(tail: Tail) -> tuple[Kernel, Thresholds]:

@@ -9,9 +9,9 @@ from mptify.native.build import open_library
 
 __all__ = ["KINDS", "Layer", "Shape", "Step", "cpu_names", "library"]
 
-_EDITION = 5
+_EDITION = 6
 
-KINDS = ("conv", "sums", "join", "pixels", "popcount", "pack", "unpack", "pool", "flatten")  # of steps, in the library's order
+KINDS = ("conv", "sums", "join", "pixels", "popcount", "pack", "unpack", "pool", "flatten", "windows")  # of steps, in the library's order
 
 
 class Shape(ctypes.Structure):

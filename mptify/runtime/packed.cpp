@@ -36,6 +36,7 @@ struct Cpu {
   void (*bits_of)(const uint8_t* bytes, int64_t count, uint8_t* bits);
   void (*sums_of_filter)(const Conv&, const Run*, int64_t run_count, int64_t f, const int16_t* numbers, float* sums);
   void (*compare_sums)(const Join&, int64_t f, const int16_t* ones, const int16_t* others, uint8_t* above);
+  void (*sums_of_windows)(const Windows&, int64_t f, int32_t* sums);
   std::vector<Width> widths;  // of words, the widest first
 };
 
@@ -115,7 +116,7 @@ void in_parts(int64_t count, int threads, int64_t grain, const Work& work) {
 
 extern "C" {
 
-int mptify_packed_edition() { return 5; }
+int mptify_packed_edition() { return 6; }
 
 int mptify_packed_cpus() { return (int)cpus().size(); }
 

@@ -54,3 +54,34 @@ static void run_popcount(const Popcount& job, int64_t first, int64_t last) {
     job.out[f] = (float)(job.kept[f] - 2 * (int64_t)differing);
   }
 }
+
+// Of PIXELS_AT_ONCE windows, how many inputs differ from a filter's signs where its mask is; `blocks` of 32 bytes.
+static constexpr int PIXELS_AT_ONCE = 4;
+
+static inline __attribute__((always_inline)) void add_differing(
+    const uint8_t* mask, const uint8_t* signs, const uint8_t* windows, int64_t step, int64_t blocks, int64_t* differing) {
+  for (int64_t at = 0; at < 32 * blocks;) {
+    Block count[PIXELS_AT_ONCE] = {};
+    for (const int64_t end = std::min(32 * blocks, at + 31 * 32); at < end; at += 32)
+      #pragma GCC unroll 4
+      for (int i = 0; i < PIXELS_AT_ONCE; i++) count[i] = together(count[i], differing_in(mask + at, signs + at, windows + i * step + at));
+    for (int i = 0; i < PIXELS_AT_ONCE; i++) differing[i] += (int64_t)total_of(count[i]);
+  }
+}
+
+// The sums of one filter over all windows, whose number is rounded up to PIXELS_AT_ONCE.
+static void sums_of_windows(const Windows& job, int64_t f, int32_t* sums) {
+  const uint8_t *mask = job.weights + f * 2 * job.bytes, *signs = mask + job.bytes;
+  const int64_t whole = job.bytes / 32, rest = job.bytes % 32;
+  uint8_t ends[2][32] = {};
+  std::memcpy(ends[0], mask + 32 * whole, (size_t)rest);
+  std::memcpy(ends[1], signs + 32 * whole, (size_t)rest);
+  for (int64_t p = 0; p < job.pixels; p += PIXELS_AT_ONCE) {
+    int64_t differing[PIXELS_AT_ONCE] = {};
+    const uint8_t* windows = job.windows + p * job.step;
+    add_differing(mask, signs, windows, job.step, whole, differing);
+    if (rest) add_differing(ends[0], ends[1], windows + 32 * whole, job.step, 1, differing);
+    for (int i = 0; i < PIXELS_AT_ONCE; i++)
+      if (p + i < job.pixels) sums[p + i] = job.bias[f * job.class_count + job.classes[p + i]] - 2 * (int32_t)differing[i];
+  }
+}

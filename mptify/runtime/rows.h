@@ -61,6 +61,16 @@ inline uint64_t every(int64_t step, int64_t bit, const At& at) {
   return found;
 }
 
+// 8 bytes of 8 bits each, rows for columns.
+inline uint64_t turned(uint64_t x) {
+  uint64_t change = (x ^ x >> 7) & 0x00aa00aa00aa00aaull;
+  x ^= change ^ change << 7;
+  change = (x ^ x >> 14) & 0x0000cccc0000ccccull;
+  x ^= change ^ change << 14;
+  change = (x ^ x >> 28) & 0x00000000f0f0f0f0ull;
+  return x ^ change ^ change << 28;
+}
+
 inline void write_row(uint8_t* row, int64_t bytes, int64_t at, uint64_t bits) {
   switch (const int64_t left = bytes - at / 8) {  // of a length that is known, a copy is an instruction or two
     case 1: return (void)std::memcpy(row + at / 8, &bits, 1);

@@ -10,7 +10,7 @@ struct Layer {  // a convolution's tables, as Python lists them: -1 stands for n
   int64_t unit, stride, groups, sets, bits, in_stride, classes;
 };
 
-enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN };
+enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN, WINDOWS };
 
 struct Step {
   int64_t kind, filters;
@@ -175,6 +175,60 @@ void run_popcount(const Cpu& cpu, const Step& step, const Arrays& arrays, int th
   for (int64_t f = 0; f < step.filters; f++) bits[f / 8] |= (uint8_t)((job.out[f] >= thresholds[f]) << f % 8);
 }
 
+// A convolution that sees few pixels. Its scratch holds the channels of each input pixel, side by side, and one row of them per window.
+void run_windows(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+  const Layer& layer = step.one;
+  const Shape& shape = layer.shape;
+  const uint8_t* planes = arrays.at<uint8_t>(step.in);
+  const int64_t bytes = (shape.channels + 7) / 8, pixels = shape.out_height * shape.out_width, taps = shape.kernel_h * shape.kernel_w;
+  const int64_t window = (taps * bytes + 31) / 32 * 32, inputs = 8 * shape.in_bytes * shape.height;
+  uint8_t *channels_of = arrays.at<uint8_t>(layer.scratch), *windows = channels_of + inputs * bytes;
+  for (int64_t channel = 0; channel < shape.channels; channel += 8)
+    for (int64_t at = 0; at < shape.height * shape.in_bytes; at++) {  // 8 pixels of 8 channels
+      uint64_t bits = 0;
+      for (int64_t i = 0; i < std::min<int64_t>(8, shape.channels - channel); i++)
+        bits |= (uint64_t)planes[(channel + i) * layer.in_stride + at] << 8 * i;
+      bits = turned(bits);
+      for (int64_t i = 0; i < 8; i++) channels_of[(8 * at + i) * bytes + channel / 8] = (uint8_t)(bits >> 8 * i);
+    }
+  for (int64_t p = 0; p < pixels; p++) {
+    uint8_t* to = windows + p * window;
+    for (int64_t tap = 0; tap < taps; tap++, to += bytes) {
+      const int64_t y = p / shape.out_width * shape.stride_h + tap / shape.kernel_w * shape.dilation_h - shape.pad_h;
+      const int64_t x = p % shape.out_width * shape.stride_w + tap % shape.kernel_w * shape.dilation_w - shape.pad_w;
+      const bool inside = y >= 0 && y < shape.height && x >= 0 && x < shape.width;
+      if (inside) std::memcpy(to, channels_of + (y * 8 * shape.in_bytes + x) * bytes, (size_t)bytes);
+      else std::memset(to, 0, (size_t)bytes);
+    }
+    std::memset(to, 0, (size_t)(window - taps * bytes));
+  }
+  const Windows job = {windows, arrays.at<uint8_t>(layer.index), arrays.at<int32_t>(layer.bias), arrays.at<uint8_t>(layer.present),
+                       pixels, window, taps * bytes, layer.classes};
+  const int32_t* thresholds = arrays.at<int32_t>(step.thresholds);
+  const uint8_t* shortcut = arrays.at<uint8_t>(step.second);
+  in_parts(step.filters, threads, 4, [&](int64_t first, int64_t last) {
+    std::vector<int32_t> sums((size_t)pixels);
+    for (int64_t f = first; f < last; f++) {
+      cpu.sums_of_windows(job, f, sums.data());
+      if (thresholds == nullptr) {
+        float* out = arrays.at<float>(step.out) + f * pixels;
+        for (int64_t p = 0; p < pixels; p++) out[p] = (float)sums[p];
+        continue;
+      }
+      uint8_t* out = arrays.at<uint8_t>(step.out) + f * layer.stride;
+      for (int64_t y = 0; y < shape.out_height; y++)
+        for (int64_t x = 0; x < shape.out_width; x += 8) {
+          const int64_t at = y * shape.out_bytes + x / 8;
+          const unsigned seen = shortcut ? shortcut[f * layer.stride + at] : 0;
+          unsigned bits = 0;
+          for (int64_t i = 0; i < std::min<int64_t>(8, shape.out_width - x); i++)
+            bits |= (unsigned)(sums[y * shape.out_width + x + i] >= thresholds[(seen >> i & 1) * step.filters + f]) << i;
+          out[at] = (uint8_t)bits;
+        }
+    }
+  });
+}
+
 // -- planes -------------------------------------------------------------------------------------------------------------------
 
 // Planes from numbers: a bit is 1 where the number is at least 0.
@@ -283,6 +337,7 @@ void run_step(const Cpu& cpu, const Step& step, const Arrays& arrays, int thread
     case UNPACK: return run_unpack(step, arrays, threads);
     case POOL: return run_pool(step, arrays, threads);
     case FLATTEN: return run_flatten(step, arrays);
+    case WINDOWS: return run_windows(cpu, step, arrays, threads);
   }
 }
 

@@ -16,6 +16,7 @@ from mptify.runtime.planes import Flatten, Pack, Unpack
 from mptify.runtime.pooling import Pool
 from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import Thresholds
+from mptify.runtime.windows import WindowConv
 
 pytestmark = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
 CPUS = range(len(cpu_names()))
@@ -84,8 +85,9 @@ def test_random_layers_agree_bit_for_bit(seed, which_cpu):
         first = geometry.at((geometry.size[0] + random.choice([0, 3]), geometry.size[1]))  # made for another size
         sets = random.choice([1, 2])
         thresholds = torch.randint(-12, 13, (sets, len(weight)))
-        layer = BitslicedConv(weight.to(torch.int8), thresholds, first)
-        plain = BitslicedConv(weight.to(torch.int8), None, first)
+        kinds = [BitslicedConv, WindowConv] if weight.shape[1] == geometry.channels else [BitslicedConv]
+        kind = random.choice(kinds)
+        layer, plain = kind(weight.to(torch.int8), thresholds, first), kind(weight.to(torch.int8), None, first)
         shortcut = signs(*sums.shape)
         least = torch.where(shortcut > 0, thresholds[-1].view(-1, 1, 1), thresholds[0].view(-1, 1, 1))
         found = through(layer, *([images, shortcut] if sets == 2 else [images]), which_cpu=which_cpu)

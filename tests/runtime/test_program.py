@@ -13,13 +13,14 @@ import mptify
 from mptify import catalog, exporting
 from mptify.errors import MptifyError
 from mptify.runtime import compiler, packed_layers
-from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.bitsliced import BitslicedConv, Geometry
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import find_joint_thresholds, find_real_thresholds, find_thresholds
+from mptify.runtime.windows import WindowConv, is_faster
 from mptify.ticket import loading
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, build
@@ -66,7 +67,7 @@ def test_logits_are_those_of_the_float_path(entry):
                 torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
             else:
                 assert torch.equal(ours, theirs)
-    packed = sum(isinstance(module, (BitslicedConv, PopcountLinear, PixelConv)) for module in program.modules())
+    packed = sum(isinstance(module, (BitslicedConv, PopcountLinear, PixelConv, WindowConv)) for module in program.modules())
     assert (packed > 0) == (entry.name not in THREE_DIMENSIONS)
 
 
@@ -194,6 +195,19 @@ def test_many_sizes_do_not_pile_up():
             x = exact(torch.randn(1, images().shape[1], height, 16))
             assert torch.equal(program(x), ticketed(x))
     assert len(chain._ready) <= 4
+
+
+def test_few_pixels_are_counted_and_many_added():
+    few, many = Geometry(512, (4, 4), (3, 3), padding=(1, 1)), Geometry(64, (56, 56), (3, 3), padding=(1, 1))
+    assert is_faster(few, 512, 512 * 512 * 9 // 4)
+    assert not is_faster(few, 512, 512 * 512 * 9 // 50)  # of few survivors, planes are soon added
+    assert not is_faster(many, 64, 64 * 64 * 9 // 4)
+    from mptify.models import resnet18_cifar
+
+    program = mptify.pack(mptify.transform(resnet18_cifar(), bits="1/1", prune=0.5).eval(), torch.zeros(1, 3, 32, 32))
+    kinds = {name: type(module) for name, module in program.chain_0_0.kernels.items()}
+    assert kinds["layer1_0_conv1"] is BitslicedConv
+    assert kinds["layer4_1_conv2"] is WindowConv
 
 
 def test_a_program_keeps_what_other_code_reads():
@@ -336,7 +350,7 @@ def test_a_file_becomes_a_program_layer_by_layer(name, tmp_path, monkeypatch):
     left = sum(layer.count for layer in mptify.ticket_layers(program).values())
     assert held < left + 30_000  # of what is packed, nothing
     for layer in packed_layers(program):
-        most = 2.1 * layer.weight_count if isinstance(layer, PopcountLinear) else 16 * layer.survivor_count
+        most = 2.1 * layer.weight_count if isinstance(layer, (PopcountLinear, WindowConv)) else 16 * layer.survivor_count
         assert isinstance(layer, PixelConv) or 8 * layer.weight_bytes <= most
 
 

@@ -18,6 +18,7 @@ from mptify.runtime.planes import Flatten
 from mptify.runtime.pooling import Pool
 from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import Thresholds
+from mptify.runtime.windows import WindowConv
 from tests.runtime.tapes import build, replay, tape
 from tests.runtime.test_kernels import chain_of, random_layer, signs, ternary
 
@@ -36,6 +37,9 @@ def random_chains():
     yield chain_of(BitslicedConv(whole, thresholds[:1], geometry), 1), (images,)
     yield chain_of(BitslicedConv(whole, thresholds, geometry), 2), (images, signs(*sums.shape))
     yield chain_of(BitslicedConv(whole, None, geometry), 1), (images,)
+    if weight.shape[1] == geometry.channels:
+        yield chain_of(WindowConv(whole, thresholds, geometry), 2), (images, signs(*sums.shape))
+        yield chain_of(WindowConv(whole, None, geometry), 1), (images,)
     theirs, others = ternary(len(weight), 5, 1, 1, kept=0.5).to(torch.int8), signs(len(images), 5, *sums.shape[2:])
     other = BitslicedConv(theirs, None, Geometry(5, tuple(others.shape[2:]), (1, 1)))
     least = torch.randint(-kept, kept + 2, (len(weight), 2 * int((theirs != 0).flatten(1).sum(1).max()) + 1))
