@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import statistics
 import tempfile
@@ -111,16 +112,14 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
     _require_library()
     program = pack(ticketed, image)
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        last = copy.deepcopy(dense).to(memory_format=torch.channels_last)
         runs: dict[str, Callable[[], Any]] = {"eager": partial(dense, image), "packed": partial(program, image)}
+        runs["channels_last"] = partial(last, image.to(memory_format=torch.channels_last))
         session = _onnx_session(dense, image, Path(folder) / "dense.onnx")
         if session is not None:
             feed = {session.get_inputs()[0].name: image.numpy()}
             runs["onnxruntime"] = partial(session.run, None, feed)
         times = _in_turn(runs, rounds, tick)
-        dense.to(memory_format=torch.channels_last)
-        last = image.to(memory_format=torch.channels_last)
-        times |= _in_turn({"channels_last": partial(dense, last)}, rounds, tick)
-        dense.to(memory_format=torch.contiguous_format)
         nodes = _node_times(program, image, rounds)
     layers = packed_layers(program)
     return NetworkTimes(
@@ -219,7 +218,8 @@ def _onnx_session(dense: nn.Module, image: Tensor, path: Path) -> Any:
 _KERNELS = {
     "BitslicedConv": "bit-sliced", "JoinedConv": "bit-sliced, two layers", "WindowConv": "popcount of windows", "PixelConv": "first layer",
     "PopcountLinear": "popcount",
-    "Pool": "max-pool of bits", "Flatten": "one row of bits", "Pack": "to bits", "Unpack": "from bits", "_Finish": "torch: gain",
+    "Pool": "max-pool of bits", "Flatten": "one row of bits", "Concat": "channels joined",
+    "Pack": "to bits", "Unpack": "from bits", "_Finish": "torch: gain",
 }  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def inference(
     out = console()
     _set_threads(threads)
     with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
-        task = progress.add_task("timing", total=2 * (rounds + 2))
+        task = progress.add_task("timing", total=rounds + 2)
         dense, ticketed, image = measure.from_file(what, size) if _is_file(what) else measure.ready_network(what, prune, size)
         times = measure.network_times(dense, ticketed, image, rounds, lambda: progress.advance(task))
     if as_json:

@@ -22,9 +22,9 @@ from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.parts import pack_parts, propagate
 from mptify.runtime.pixels import PixelConv
-from mptify.runtime.planes import LAYOUTS, Flatten, Kernel, Pack, Unpack
+from mptify.runtime.planes import LAYOUTS, Concat, Flatten, Kernel, Pack, Unpack
 from mptify.runtime.pooling import Pool
-from mptify.runtime.tails import Tail, Tails, is_plain_pool, is_through, module_of
+from mptify.runtime.tails import Tail, Tails, is_concat, is_plain_pool, is_through, module_of
 from mptify.runtime.windows import WindowConv
 
 __all__ = ["compiled", "pack", "packed_layers"]
@@ -120,10 +120,13 @@ class _Compiler:
         source: Any = node.args[0] if node.args else None
         if isinstance(module, Sign):
             self.take_sign(node, source)
-        elif is_through(module) and source in self.binary:
+        elif is_through(module) and node in self.binary:
             self.hand_on(source, node)
-        elif is_plain_pool(module) and source in self.binary:
+        elif is_plain_pool(module) and node in self.binary:
             self.planes[node, "channels"] = self.call(node, Pool(module, None), self.planes_of(source, "channels"), layout="channels")
+        elif node in self.binary and is_concat(node):
+            parts = [self.planes_of(one, "channels") for one in source]
+            self.planes[node, "channels"] = self.call(node, Concat(), *parts, layout="channels")
         elif node in self.binary:
             self.planes[node, "vectors"] = self.call(node, Flatten(), self.planes_of(source, "channels"), layout="vectors")
         elif not self.pack_alone(node):

@@ -9,9 +9,21 @@ from mptify.native.build import open_library
 
 __all__ = ["KINDS", "Layer", "Shape", "Step", "cpu_names", "library"]
 
-_EDITION = 6
+_EDITION = 7
 
-KINDS = ("conv", "sums", "join", "pixels", "popcount", "pack", "unpack", "pool", "flatten", "windows")  # of steps, in the library's order
+KINDS = (
+    "conv",
+    "sums",
+    "join",
+    "pixels",
+    "popcount",
+    "pack",
+    "unpack",
+    "pool",
+    "flatten",
+    "windows",
+    "copy",
+)  # of steps, in the library's order
 
 
 class Shape(ctypes.Structure):

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from mptify.errors import MptifyError
 from mptify.runtime.library import Shape
 
-__all__ = ["LAYOUTS", "Bits", "Flatten", "Kernel", "Numbers", "Pack", "Place", "Unpack", "Value", "own_order", "row_bytes", "stride_of"]
+__all__ = [
+    "LAYOUTS",
+    "Bits",
+    "Concat",
+    "Flatten",
+    "Kernel",
+    "Numbers",
+    "Pack",
+    "Place",
+    "Unpack",
+    "Value",
+    "own_order",
+    "row_bytes",
+    "stride_of",
+]
 
 LAYOUTS = ("channels", "tokens", "vectors")
 
@@ -146,6 +161,23 @@ class Flatten(Kernel):
         ((bits, place),) = inputs
         form = Bits.of_vector(bits.channels * bits.height * bits.width)
         return to.add("flatten", form, in_=place, one={"shape": bits.shape, "in_stride": bits.stride, "stride": form.stride})
+
+
+class Concat(Kernel):
+    """The channels of several values, one after the other."""
+
+    def plan(self, to: Any, *inputs: Value) -> Value:
+        first = inputs[0].form
+        form = Bits(sum(one.form.channels for one in inputs), first.height, first.width, first.tokens)
+        if any(one.form != replace(first, channels=one.form.channels) for one in inputs):
+            raise MptifyError(f"Images of different sizes can't be joined: {', '.join(str(one.form) for one in inputs)}.")
+        made: Any = None
+        offset = 0
+        for bits, place in inputs:
+            length = bits.channels * bits.stride
+            made = to.add("copy", form, made, in_=place, span=offset, length=length)
+            offset += length
+        return made
 
 
 def own_order(x: Tensor, tokens: tuple[int, ...] | None) -> Tensor:

@@ -41,8 +41,12 @@ class Plan:
         """What is added next is step `name`; whether its result leaves the chain."""
         self._name, self._leaves = name, leaves
 
-    def add(self, kind: str, form: Any, **fields: Any) -> Value:
-        """A step, whose result has this form."""
+    def add(self, kind: str, form: Any, into: Value | None = None, **fields: Any) -> Value:
+        """A step, whose result has this form; one that goes on with what another step began says `into` which value."""
+        if into is not None:
+            self.names.append(self._name)
+            self._records.append({"kind": KINDS.index(kind), "out": into.place, **fields})
+            return into
         if self._leaves:
             out = Place("outputs", len(self.outputs))
             self.outputs.append(form)

@@ -10,7 +10,7 @@ struct Layer {  // a convolution's tables, as Python lists them: -1 stands for n
   int64_t unit, stride, groups, sets, bits, in_stride, classes;
 };
 
-enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN, WINDOWS };
+enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN, WINDOWS, COPY };
 
 struct Step {
   int64_t kind, filters;
@@ -337,6 +337,7 @@ void run_step(const Cpu& cpu, const Step& step, const Arrays& arrays, int thread
     case UNPACK: return run_unpack(step, arrays, threads);
     case POOL: return run_pool(step, arrays, threads);
     case FLATTEN: return run_flatten(step, arrays);
+    case COPY: return (void)std::memcpy(arrays.at<uint8_t>(step.out) + step.span, arrays.at<uint8_t>(step.in), (size_t)step.length);
     case WINDOWS: return run_windows(cpu, step, arrays, threads);
   }
 }

@@ -13,7 +13,7 @@ from mptify.layers import TicketConv2d, TicketLinear
 from mptify.norms import ChannelBatchNorm, Sign, TokenBatchNorm
 from mptify.runtime.bitsliced import Geometry
 
-__all__ = ["Branch", "Tail", "Tails", "is_flatten", "is_plain_pool", "is_through", "module_of", "shape_of"]
+__all__ = ["Branch", "Tail", "Tails", "is_concat", "is_flatten", "is_plain_pool", "is_through", "module_of", "shape_of"]
 
 _THROUGH = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # what hands its input on in eval()
 _NORMS = {"channels": (nn.BatchNorm2d, ChannelBatchNorm), "tokens": (TokenBatchNorm,), "vectors": (TokenBatchNorm, nn.BatchNorm1d)}
@@ -100,7 +100,9 @@ class Tails:
                 tail = self._tail(node.args[0])
                 if tail is not None:
                     self.of[node] = tail
-            elif node.args and node.args[0] in self.binary and (is_through(module) or is_plain_pool(module) or is_flatten(node, module)):
+            elif (
+                node.args and node.args[0] in self.binary and (is_through(module) or is_plain_pool(module) or is_flatten(node, module))
+            ) or (is_concat(node) and all(one in self.binary for one in node.args[0])):
                 self.binary.add(node)
 
     def layer_at(self, node: Any) -> Branch | None:
@@ -191,6 +193,14 @@ def is_flatten(node: fx.Node, module: Any) -> bool:
     if not isinstance(module, nn.Flatten) and node.target not in (torch.flatten, "flatten"):
         return False
     return len(shape_of(node)) == 2 and len(shape_of(node.args[0])) == 4
+
+
+def is_concat(node: fx.Node) -> bool:
+    """Whether images are put together channel by channel."""
+    if node.target not in (torch.cat, torch.concat) or not node.args or not isinstance(node.args[0], (list, tuple)):
+        return False
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
+    return dim in (1, -3) and all(isinstance(one, fx.Node) and len(shape_of(one)) == 4 for one in node.args[0])
 
 
 def _turned_to(layout: str, sums: Tensor) -> Tensor:

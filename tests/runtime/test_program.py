@@ -18,6 +18,7 @@ from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.pixels import PixelConv
+from mptify.runtime.planes import Concat
 from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import find_joint_thresholds, find_real_thresholds, find_thresholds
 from mptify.runtime.windows import WindowConv, is_faster
@@ -195,6 +196,36 @@ def test_many_sizes_do_not_pile_up():
             x = exact(torch.randn(1, images().shape[1], height, 16))
             assert torch.equal(program(x), ticketed(x))
     assert len(chain._ready) <= 4
+
+
+class Fire(nn.Module):
+    """As SqueezeNet's: two branches, joined channel by channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.one, self.three, self.last = (
+            nn.Conv2d(3, 8, 3),
+            nn.Conv2d(8, 5, 1),
+            nn.Conv2d(8, 6, 3, padding=1),
+            nn.Conv2d(11, 7, 3),
+        )
+        self.head = nn.Linear(7, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = torch.cat([torch.relu(self.one(x)), torch.relu(self.three(x))], 1)
+        return self.head(torch.relu(self.last(x)).mean((2, 3)))
+
+
+def test_channels_are_joined_as_bits():
+    torch.manual_seed(8)
+    ticketed = shaken_(mptify.transform(Fire(), bits="1/1", prune=0.5)).eval()
+    program = mptify.pack(ticketed, images())
+    (chain,) = (module for module in program.modules() if isinstance(module, Chain))
+    assert sum(isinstance(kernel, Concat) for kernel in chain.kernels.values()) == 1
+    with torch.no_grad():
+        x = exact(images())
+        assert torch.equal(program(x), ticketed(x))
 
 
 def test_few_pixels_are_counted_and_many_added():
