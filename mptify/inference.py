@@ -27,6 +27,7 @@ from mptify.runtime.planes import Pack, Unpack
 from mptify.runtime.program import Chain
 from mptify.surgery import transform
 from mptify.ticket import load, read
+from mptify.training.process import keep_freed_memory
 
 __all__ = [
     "STAGES", "LayerTime", "NetworkTimes", "NodeTime", "draw_prune_times", "from_file", "layer_time", "network_times", "prune_times",
@@ -48,12 +49,16 @@ class NodeTime:
 
 @dataclass(frozen=True)
 class NetworkTimes:
-    """Median milliseconds for one image of the dense network in torch and onnxruntime, and of the packed program; and its steps."""
+    """Median milliseconds for one image of the dense network in torch and onnxruntime, and of the packed program; and its steps.
+
+    `one_thread` is the program's time with one thread, if there are several.
+    """
 
     eager: float
     channels_last: float
     onnxruntime: float | None
     packed: float
+    one_thread: float | None
     nodes: list[NodeTime]
     weight_bytes: int
     weights: int
@@ -109,11 +114,13 @@ def ready_network(name: str, prune: float, size: int | None) -> tuple[nn.Module,
 
 def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: int, tick: Tick) -> NetworkTimes:
     """All of them in turn, `rounds` times."""
-    _require_library()
+    _begin()
     program = pack(ticketed, image)
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         last = copy.deepcopy(dense).to(memory_format=torch.channels_last)
         runs: dict[str, Callable[[], Any]] = {"eager": partial(dense, image), "packed": partial(program, image)}
+        if torch.get_num_threads() > 1:
+            runs["one_thread"] = partial(_with_one_thread, program, image)
         runs["channels_last"] = partial(last, image.to(memory_format=torch.channels_last))
         session = _onnx_session(dense, image, Path(folder) / "dense.onnx")
         if session is not None:
@@ -127,6 +134,7 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
         times["channels_last"],
         times.get("onnxruntime"),
         times["packed"],
+        times.get("one_thread"),
         nodes,
         weight_bytes=sum(layer.weight_bytes for layer in layers),
         weights=sum(layer.weight_count for layer in layers),
@@ -134,9 +142,18 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
     )
 
 
+def _with_one_thread(program: nn.Module, image: Tensor) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        program(image)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def prune_times(name: str, prunes: list[float], size: int | None, rounds: int, tick: Tick) -> list[tuple[float, float, float]]:
     """Prune rate, and milliseconds of the dense network and of the packed program; all of them in turn."""
-    _require_library()
+    _begin()
     runs: dict[Any, Callable[[], Any]] = {}
     for prune in prunes:
         dense, ticketed, image = ready_network(name, prune, size)
@@ -165,7 +182,7 @@ def draw_prune_times(rows: list[tuple[float, float, float]], name: str, path: Pa
 
 def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) -> LayerTime:
     """A 3×3 layer of ResNet-18 on one image: a call of the library, from bit planes to bit planes, borders and thresholds included."""
-    _require_library()
+    _begin()
     generator = torch.Generator().manual_seed(0)
     signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1, 1)
     weight = signs * (torch.rand(signs.shape, generator=generator) >= prune)
@@ -183,9 +200,10 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     return LayerTime(channels, size, prune, times["packed"], times["dense"])
 
 
-def _require_library() -> None:
+def _begin() -> None:
     if library is None:
         raise MptifyError("mptify was installed without a C++ compiler: there are no packed programs to measure.")
+    keep_freed_memory()  # float32 would pay for fresh pages in every call
 
 
 def _in_turn(runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick, calls: int = 1) -> dict[Any, float]:

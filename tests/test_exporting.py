@@ -21,8 +21,9 @@ SWEEP = [
     "torchvision:shufflenet_v2_x0_5", "torchvision:densenet121", "torchvision:mnasnet0_5", "torchvision:efficientnet_b0",
     "torchvision:regnet_y_400mf", "torchvision:convnext_tiny", "timm:test_convnext", "timm:test_resnet",
     "timm:test_byobnet", "timm:test_mambaout", "timm:resnet26d", "timm:mixer_s32_224",
-    "timm:deit_tiny_patch16_224", "timm:ghostnet_050", "timm:repvgg_a0",
+    "timm:deit_tiny_patch16_224", "timm:repvgg_a0",
 ]  # fmt: skip
+# Not ghostnet in 1/1: sums of its gates cancel to 0, or nearly, as the order of additions will have it, and a sign is taken of them.
 
 
 def ticket_file(name, bits, path, **settings):

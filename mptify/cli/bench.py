@@ -196,6 +196,8 @@ def inference(
         table.add_column(column, justify="left" if column.startswith(what) else "right")
     labels = {"eager": "torch float32", "channels_last": "torch float32, channels_last", "onnxruntime": "onnxruntime float32"}
     table.add_row("packed", f"{times.packed:.2f}", "")
+    if times.one_thread is not None:
+        table.add_row("packed, 1 thread", f"{times.one_thread:.2f}", f"{times.one_thread / times.packed:.2f}")
     for name, label in labels.items():
         ms = getattr(times, name)
         table.add_row(label, *(("not installed", "") if ms is None else (f"{ms:.2f}", f"{ms / times.packed:.1f}")))
