@@ -1,4 +1,4 @@
-"""A binary, pruned convolution on bit planes: what its kernel in C++ is told, and the layer that calls it.
+"""A binary, pruned convolution on bit planes: what its kernel in C++ is told.
 
 A filter is the list of its survivors: offsets of the planes that it adds. The sum over a pixel's window is
 
@@ -23,7 +23,7 @@ from mptify.errors import MptifyError
 from mptify.runtime.library import Shape
 from mptify.runtime.planes import Bits, Kernel, Numbers, Value, row_bytes, stride_of
 
-__all__ = ["BitslicedConv", "Geometry", "Tables", "fault_in_lists", "fits", "runs_of", "survivors"]
+__all__ = ["BitslicedConv", "Geometry", "Tables", "fault_in_lists", "fault_in_thresholds", "fits", "runs_of", "survivors"]
 
 _COUNTERS = (6, 8, 9, 10, 11, 12, 13, 15)  # the kernel's choices of bits per sum
 _MOST_GROUPS = 64  # of classes
@@ -82,15 +82,19 @@ class Geometry:
         return replace(self, size=size)
 
     def shape(self) -> Shape:
+        """For the library; images that are too small for the kernel are refused here."""
+        if min(self.out_size) < 1:
+            raise MptifyError(f"An image of {self.size[0]}×{self.size[1]} is too small for a layer that sees {self.kernel} pixels.")
         sizes = (self.channels, *self.size, row_bytes(self.size[1]), *self.out_size, row_bytes(self.out_size[1]))
         return Shape(*sizes, *self.kernel, *self.stride, *self.padding, *self.dilation, len(self.phases), self.rows)
 
 
 def fits(geometry: Geometry, most_kept: int) -> bool:
     """Whether the kernel can do it: offsets in 16 bits, sums in 15, and not too many kinds of borders."""
+    if min(geometry.out_size) < 1 or geometry.planes * geometry.rows > 1 << 16 or most_kept >= 1 << 14:
+        return False
     rows, columns = (len(geometry.taps_seen(axis)[1]) for axis in (0, 1))
-    offsets = (geometry.planes + 1) * geometry.rows
-    return offsets <= 1 << 16 and most_kept < 1 << 14 and rows * -(-columns // _CLASSES) <= _MOST_GROUPS and min(geometry.out_size) > 0
+    return rows * -(-columns // _CLASSES) <= _MOST_GROUPS
 
 
 def survivors(weight: Tensor, channels: int) -> tuple[np.ndarray, ...]:
@@ -132,6 +136,9 @@ class BitslicedConv(Kernel):
     def plan(self, to: Any, *inputs: Value) -> Value:
         """Planes of signs; where there are no thresholds, the sums (float32). A second input is the shortcut."""
         (bits, place), *shortcut = inputs
+        geometry = self.geometry.at((bits.height, bits.width))
+        if not fits(geometry, self.most_kept):
+            return self._counted().plan(to, *inputs)
         tables = Tables(self, bits)
         if len(shortcut) != (self.thresholds is not None and len(self.thresholds) == 2):
             raise MptifyError("A packed layer has two thresholds per filter where it has a shortcut, and only there.")
@@ -150,17 +157,46 @@ class BitslicedConv(Kernel):
     def fault(self) -> str | None:
         if not fits(self.geometry, self.most_kept):
             return "its sizes are none that a kernel has"
+        if self.index.dtype != torch.uint16 or self.index.dim() != 1:
+            return "its survivors are no 16-bit numbers"
         fault = fault_in_lists(self.starts, self.filters, len(self.index) - _SPARE)
-        if fault or self.index.dtype != torch.uint16:
-            return fault or "its survivors are no 16-bit numbers"
-        if int(self.index.to(torch.int32).max()) > self.geometry.planes * self.geometry.rows:
+        if fault:
+            return fault
+        if not self._sees_taps():
             return "its survivors lie outside of the image"
         if _longest(self.starts) > self.most_kept:
             return "it has more survivors than it says"
-        sets = self.thresholds
-        if sets is not None and not (sets.dtype == torch.int32 and tuple(sets.shape) in ((1, self.filters), (2, self.filters))):
-            return "its thresholds are not one or two per filter"
-        return None
+        return fault_in_thresholds(self.thresholds, self.filters)
+
+    def _sees_taps(self) -> bool:
+        """Whether each offset is one that a tap of the kernel has."""
+        geometry = self.geometry
+        down = np.arange(geometry.kernel[0]) * geometry.dilation[0]
+        is_tap = np.zeros((len(geometry.phases), geometry.rows), bool)
+        is_tap[np.searchsorted(geometry.phases, down % geometry.stride[0]), down // geometry.stride[0]] = True
+        plane, step = np.divmod(self.index.numpy().astype(np.int64), geometry.rows)
+        return bool((plane < geometry.planes).all() and is_tap[plane % len(geometry.phases), step].all())
+
+    def _counted(self) -> Kernel:
+        """The same layer as one that counts bits: for images on which its planes can't be told apart by 16 bits."""
+        from mptify.runtime.windows import WindowConv  # which is made of this module
+
+        geometry = self.geometry
+        plane, step = np.divmod(self.index.numpy()[:-_SPARE].astype(np.int64), geometry.rows)
+        row = self._rows()[plane % len(geometry.phases), step]
+        channel, column = np.divmod(plane // len(geometry.phases), geometry.kernel[1])
+        lists = np.repeat(np.arange(2 * self.filters), np.diff(self.starts.numpy()))
+        weight = np.zeros((self.filters, geometry.channels, *geometry.kernel), np.int8)
+        weight[lists // 2, channel, row, column] = np.where(lists % 2, 1, -1)
+        return WindowConv(torch.from_numpy(weight), self.thresholds, geometry)
+
+    def _rows(self) -> np.ndarray:
+        """[phases][rows of a plane]: which row of the kernel sees it."""
+        geometry = self.geometry
+        down = np.arange(geometry.kernel[0]) * geometry.dilation[0]
+        row_of = np.zeros((len(geometry.phases), geometry.rows), np.int64)
+        row_of[np.searchsorted(geometry.phases, down % geometry.stride[0]), down // geometry.stride[0]] = np.arange(geometry.kernel[0])
+        return row_of
 
     def index_at(self, geometry: Geometry) -> Tensor:
         """The offsets of the survivors' planes on images of another size."""
@@ -172,10 +208,7 @@ class BitslicedConv(Kernel):
 
     def taps(self) -> np.ndarray:
         """[filters][2][rows][columns]: how many negative and positive survivors there are at each place of the kernel."""
-        geometry = self.geometry
-        down = np.arange(geometry.kernel[0]) * geometry.dilation[0]
-        row_of = np.zeros((len(geometry.phases), geometry.rows), np.int64)
-        row_of[np.searchsorted(geometry.phases, down % geometry.stride[0]), down // geometry.stride[0]] = np.arange(geometry.kernel[0])
+        geometry, row_of = self.geometry, self._rows()
         offsets, starts = self.index.numpy()[:-_SPARE].astype(np.int64), self.starts.numpy()
         plane, step = offsets // geometry.rows, offsets % geometry.rows
         row = row_of[plane % len(geometry.phases), step]
@@ -194,9 +227,11 @@ class Tables:
             raise MptifyError(f"A packed layer reads {layer.geometry.channels} channels, and was given {bits.channels}.")
         self.layer, self.in_stride = layer, bits.stride
         self.geometry = geometry = layer.geometry.at((bits.height, bits.width))
+        if not fits(geometry, layer.most_kept):
+            raise MptifyError(f"Images of {bits.height}×{bits.width} are more than this layer can do; pack the model with one of them.")
         height, width = geometry.out_size
         (row_class, rows), (column_class, columns) = geometry.taps_seen(0), geometry.taps_seen(1)
-        self.bits = next(bits for bits in _COUNTERS if 1 << (bits - 1) > layer.most_kept + 1)
+        self.bits = next(bits for bits in _COUNTERS if 1 << (bits - 1) > layer.most_kept)
         thresholds = [] if layer.thresholds is None else list(layer.thresholds.numpy())
         self.sets = max(1, len(thresholds))
         per_row = -(-len(columns) // _CLASSES)
@@ -237,7 +272,7 @@ class Tables:
         }  # fmt: skip
         unit = row_bytes(geometry.out_size[1])
         return {name: to.constant(array) for name, array in arrays.items() if array is not None} | {
-            "shape": geometry.shape(), "scratch": to.scratch((geometry.planes + 1) * geometry.rows * unit + 128, which), "unit": unit,
+            "shape": geometry.shape(), "scratch": to.scratch(geometry.planes * geometry.rows * unit + 128, which), "unit": unit,
             "stride": self.stride, "groups": self.groups, "sets": self.sets, "bits": self.bits, "in_stride": self.in_stride,
             "classes": self.bias.shape[1],
         }  # fmt: skip
@@ -250,6 +285,11 @@ def fault_in_lists(starts: Tensor, filters: int, survivors: int) -> str | None:
     if int(starts[0]) != 0 or int(starts[-1]) != survivors or bool((starts[1:] < starts[:-1]).any()):
         return "its filters' survivors do not follow each other"
     return None
+
+
+def fault_in_thresholds(sets: Tensor | None, filters: int) -> str | None:
+    fits_them = sets is None or (sets.dtype == torch.int32 and tuple(sets.shape) in ((1, filters), (2, filters)))
+    return None if fits_them else "its thresholds are not one or two per filter"
 
 
 def _longest(starts: Tensor) -> int:

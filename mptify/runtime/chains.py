@@ -76,7 +76,9 @@ def _changes_its_input(graph: fx.Graph, node: fx.Node) -> bool:
         return bool(getattr(_module_of(graph.owning_module, node), "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv) or bool(node.kwargs.get("inplace"))
+    by_position = getattr(node.target, "__module__", "") == "torch.nn.functional" and any(one is True for one in node.args)
+    in_place |= node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+    return in_place or by_position or bool(node.kwargs.get("inplace"))
 
 
 def _hand_over(program: fx.GraphModule, kernels: dict[fx.Node, Any], waves: dict[fx.Node, int]) -> None:
@@ -84,10 +86,10 @@ def _hand_over(program: fx.GraphModule, kernels: dict[fx.Node, Any], waves: dict
     for node, kernel in list(kernels.items()):
         later = sorted({waves[user] for user in node.users if user in kernels} - {waves[node]})
         for wave in later if LAYOUT in node.meta else ():
-            at = f"{node.name}_{wave}"
+            at = f"{node.name}_to_{wave}"
             numbers: Any = node.args[0]
             users = [user for user in node.users if waves[user] == wave]
-            if not isinstance(kernel, Pack):
+            if not isinstance(kernel, Pack) or any(_changes_its_input(program.graph, user) for user in numbers.users):
                 numbers = _insert(program, node, f"{at}_unpack", Unpack(), node)
                 kernels[numbers], waves[numbers] = program.get_submodule(numbers.name), waves[node]
             again = _insert(program, numbers, f"{at}_pack", Pack(node.meta[LAYOUT]), numbers)

@@ -17,6 +17,7 @@ from mptify.layers import Ticketed
 from mptify.norms import Sign
 from mptify.runtime.bitsliced import BitslicedConv
 from mptify.runtime.chains import LAYOUT, in_chains
+from mptify.runtime.joined import JoinedConv
 from mptify.runtime.kernels import kernel_for_sums, kernels_for
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
@@ -96,6 +97,9 @@ def packed_layers(program: nn.Module) -> list[Any]:
     return [module for module in program.modules() if isinstance(module, (BitslicedConv, PixelConv, PopcountLinear, WindowConv))]
 
 
+_READS: dict[str, Any] = {"channels": (BitslicedConv, WindowConv), "tokens": (BitslicedConv, WindowConv), "vectors": PopcountLinear}
+
+
 class _Compiler:
     def __init__(self, model: fx.GraphModule, given: Mapping[str, Kernel] | None):
         self.model, self.given = model, given
@@ -152,7 +156,8 @@ class _Compiler:
             return False
         if tail.other is not None and tail.other.source not in self.binary:
             return False
-        made = self.kernels_of(branch.node.name, tail.pool is not None, lambda: kernels_for(tail, binary))
+        made = self.kernels_of(_free(branch.node.name), tail.pool is not None, lambda: kernels_for(tail, binary))
+        self.require(made, JoinedConv if tail.other is not None else _READS[layout] if binary else PixelConv, signs=True)
         if made is None:
             return False
         inputs = [self.planes_of(branch.source, layout) if binary else self.float_of(branch.source)]
@@ -173,12 +178,21 @@ class _Compiler:
             return make()
         return (self.given[name], self.given[f"{name}_pool"] if pools else None) if name in self.given else None
 
+    def require(self, made: Any, kinds: Any, signs: bool) -> None:
+        """That kernels which were given suit their place."""
+        if self.given is not None and made is not None:
+            kernel, pool = made
+            suits = isinstance(kernel, kinds) and isinstance(pool, (Pool, type(None)))
+            if not suits or (isinstance(kernel, JoinedConv) or kernel.thresholds is not None) != signs:
+                raise KeyError(f"a {type(kernel).__name__} stands where none belongs")
+
     def pack_alone(self, node: fx.Node) -> bool:
         """Whether there is a kernel for a layer whose output is wanted as numbers."""
         branch = self.tails.layer_at(node)
         if branch is None or branch.source not in self.binary:
             return False
         made = self.kernels_of(f"{node.name}_sums", False, lambda: kernel_for_sums(branch))
+        self.require(made, _READS[branch.layout], signs=False)
         if made is None:
             return False
         sums = self.call(node, made[0], self.planes_of(branch.source, branch.layout), name="sums")
@@ -210,13 +224,18 @@ class _Compiler:
 
     def call(self, node: fx.Node, module: nn.Module, *args: Any, name: str = "", layout: str = "") -> fx.Node:
         """`layout` is that of the planes that come out, if planes do."""
-        path = node.name + (f"_{name}" if name else "")
+        path = f"{node.name}_{name}" if name else _free(node.name)
         self.root.add_module(path, module)
         made = self.graph.call_module(path, args)
         made.name = path
         if layout:
             made.meta[LAYOUT] = layout
         return made
+
+
+def _free(name: str) -> str:
+    """A name that a dictionary of modules can have."""
+    return f"{name}_layer" if hasattr(nn.ModuleDict, name) else name
 
 
 def _put(root: nn.Module, path: str, value: Any) -> None:

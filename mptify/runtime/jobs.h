@@ -36,7 +36,7 @@ inline uint8_t reached(float least, const float* numbers, bool falling) {
 
 // A convolution of ordinary numbers on one image.
 struct Pixels {
-  const float* numbers;     // padded, columns of like phase side by side: see `mptify_packed_pixels`
+  const float* numbers;     // padded, columns of like phase side by side: see `run_pixels`
   const int32_t* index;     // where each survivor finds its numbers, from a row's first on
   const int32_t* starts;    // where in `index` the negative survivors of filter f begin [2 f], and the positive ones [2 f + 1]
   const float* thresholds;  // [filters]
@@ -70,7 +70,7 @@ struct Conv {
   const Shape* shape;
   const int64_t* phases;
   const Job* job;
-  uint8_t* scratch;     // the expanded planes, and behind them one plane of zeros and 128 bytes
+  uint8_t* scratch;     // the expanded planes, and behind them 128 bytes that may be read
   const int16_t* bias;  // [filters][classes]
   const uint8_t* masks; // [kernel_w]: what a plane shifted as a whole may show; null unless the stride is 1 and rows keep their bytes
   int64_t in_stride, classes;

@@ -26,6 +26,9 @@ class JoinedConv(Kernel):
         self.register_buffer("least", torch.cat([least.reshape(-1), least.new_zeros(1)]).to(torch.int16))  # the kernel may read one more
 
     def fault(self) -> str | None:
+        for part in (self.one, self.other):
+            if part.fault():
+                return part.fault()
         if self.one.filters != self.other.filters or self.one.thresholds is not None or self.other.thresholds is not None:
             return "its two layers can't be added"
         if self.least.dtype != torch.int16 or self.least.numel() != self.one.filters * self.span + 1:

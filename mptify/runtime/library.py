@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mptify.native.build import open_library
 
-__all__ = ["KINDS", "Layer", "Shape", "Step", "cpu_names", "library"]
+__all__ = ["EDITION", "KINDS", "Layer", "Shape", "Step", "cpu_names", "library"]
 
-_EDITION = 7
+EDITION = 8
 
 KINDS = (
     "conv",
@@ -39,7 +39,7 @@ class Shape(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """A convolution's tables, as numbers of arrays; the fields are explained in jobs.h."""
+    """A convolution's tables, as numbers of arrays; the fields are explained in steps.h."""
 
     ARRAYS = ("index", "starts", "init", "unions", "present", "masks", "phases", "bias", "scratch")
     _fields_ = [
@@ -61,7 +61,7 @@ class Step(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL | None:
-    found = open_library(Path(__file__).with_name("packed.cpp"), "mptify_packed_edition", _EDITION)
+    found = open_library(Path(__file__).with_name("packed.cpp"), "mptify_packed_edition", EDITION)
     if found is None:
         return None
     address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int

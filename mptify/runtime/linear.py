@@ -1,4 +1,4 @@
-"""Linear layers on signs: of tokens as bit planes, of one vector by counting bits."""
+"""Linear layers on one vector of signs: bits are counted."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +23,11 @@ def pack_parts(model: nn.Module, arguments: tuple[Any, ...], compiled: Callable[
     hooks = []
     for path, part in _graphs_in(model).items():
 
-        def note(_: nn.Module, given: tuple[Any, ...], path: str = path) -> None:
-            calls.setdefault(path, given)
+        def note(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], path: str = path) -> None:
+            if not named:  # fx's graphs take their arguments by position
+                calls.setdefault(path, given)
 
-        hooks.append(part.register_forward_pre_hook(note))
+        hooks.append(part.register_forward_pre_hook(note, with_kwargs=True))
     try:
         model(*arguments)
     except Exception as error:  # whatever the network's own code makes of what it was given
@@ -33,6 +35,8 @@ def pack_parts(model: nn.Module, arguments: tuple[Any, ...], compiled: Callable[
     finally:
         for hook in hooks:
             hook.remove()
+    if not calls:
+        warnings.warn("No part of this network has a graph that could be packed: it runs as a float32 network.", stacklevel=3)
     programs: dict[str, nn.Module] = {}
     for path, given in calls.items():
         graph: Any = model.get_submodule(path)

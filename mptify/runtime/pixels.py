@@ -40,8 +40,8 @@ class PixelConv(Kernel):
     def fault(self) -> str | None:
         if self.taps.dtype != torch.int32 or self.taps.dim() != 2 or len(self.taps) != 3 or min(self.geometry.out_size) < 1:
             return "it does not say what its survivors see"
-        most = torch.tensor([self.geometry.channels, *self.geometry.kernel])[:, None]
-        if bool(((self.taps < 0) | (self.taps >= most)).any()):
+        taps, most = self.taps.numpy(), np.array([self.geometry.channels, *self.geometry.kernel])[:, None]
+        if ((taps < 0) | (taps >= most)).any():
             return "its survivors lie outside of the image"
         per_filter = ((self.thresholds, torch.float32), (self.falling, torch.uint8))
         if any(one.dtype != dtype or tuple(one.shape) != (self.filters,) for one, dtype in per_filter):
@@ -65,6 +65,8 @@ class PixelConv(Kernel):
         channel, kh, kw = self.taps.numpy()
         length = form.width + int(across[-1]) // step
         first = (channel * step + across[kw] % step) * rows + kh * geometry.dilation[0]
+        if geometry.channels * step * rows * length >= 1 << 31:
+            raise MptifyError(f"An image of {size[0]}×{size[1]} is too large for a packed program.")
         scratch = 4 * (geometry.channels * step * rows * length + 256)  # vectors reach beyond the last row
         one = {
             "shape": geometry.shape(), "index": to.constant((first * length + across[kw] // step).astype(np.int32)),

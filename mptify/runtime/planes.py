@@ -135,6 +135,8 @@ class Pack(Kernel):
     def plan(self, to: Any, *inputs: Value) -> Value:
         ((numbers, place),) = inputs
         shape, steps = numbers.shape, numbers.steps
+        if numbers.tokens is not None:  # still channels × 1 × tokens: what they are in their own order
+            shape, steps = (*numbers.tokens, shape[0]), (*Numbers.in_order(*numbers.tokens).steps, steps[0])
         if self.layout == "tokens":
             form, steps = Bits(shape[-1], 1, prod(shape[:-1]), shape[:-1]), (steps[-1], 0, steps[-2])
         elif self.layout == "vectors":

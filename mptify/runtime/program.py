@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mptify.errors import MptifyError
-from mptify.runtime.library import KINDS, Step, library
+from mptify.runtime.library import EDITION, KINDS, Step, library
 from mptify.runtime.planes import Kernel, Numbers, Place, Value, own_order
 
 __all__ = ["Chain", "Plan", "Ready", "as_operator"]
@@ -116,7 +116,7 @@ class Ready:
 
     def __init__(self, steps: Any, inputs: int, shapes: list[tuple[int, ...]], rooms: list[int], constants: list[Any]):
         self.steps, self.shapes = steps, shapes
-        self.held = [*(torch.empty(size + 64, dtype=torch.uint8) for size in rooms), *constants]
+        self.held = [*(torch.empty(size + 64, dtype=torch.uint8, device="cpu") for size in rooms), *constants]
         given = inputs + len(shapes)
         self.addresses = (ctypes.c_void_p * (given + len(self.held)))()
         self.strides = (ctypes.c_int64 * (given + len(self.held)))()
@@ -127,7 +127,7 @@ class Ready:
     def begin(self, inputs: list[Tensor]) -> list[Tensor]:
         """Take the images, and make room for what comes out; both must be kept until the steps have run."""
         self.images = len(inputs[0])
-        outputs = [torch.empty((self.images, *shape)) for shape in self.shapes]
+        outputs = [torch.empty((self.images, *shape), dtype=torch.float32, device="cpu") for shape in self.shapes]
         for number, tensor in enumerate((*inputs, *outputs)):
             self.addresses[number] = tensor.data_ptr()
             self.strides[number] = 4 * tensor.stride(0)
@@ -135,18 +135,32 @@ class Ready:
 
     def run(self, which_cpu: int, number: int | None = None) -> None:
         """All steps on all images, or one step on the first."""
-        assert library is not None
+        if library is None:
+            raise MptifyError("mptify was installed without a C++ compiler, and can't run packed programs.")
         steps, count, images = (self.steps, len(self.steps), self.images) if number is None else (ctypes.byref(self.steps[number]), 1, 1)
         library.mptify_packed_run(steps, count, self.addresses, self.strides, images, which_cpu, torch.get_num_threads())
+
+
+def _forms(inputs: list[Tensor]) -> list[Numbers]:
+    return [Numbers(tuple(x.shape[1:]), tuple(x.stride()[1:])) for x in inputs]
 
 
 def _address(array: Any) -> int:
     return array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data
 
 
-@torch.library.custom_op("mptify::packed", mutates_args=())
-def _operator(inputs: list[Tensor], steps: Tensor, constants: list[Tensor], rooms: list[int], shapes: list[int]) -> list[Tensor]:
-    """Steps as torch knows them, for graphs that are exported: all that they read comes with the call."""
+@torch.library.custom_op("mptify::packed", mutates_args=(), device_types="cpu")
+def _operator(
+    inputs: list[Tensor], steps: Tensor, constants: list[Tensor], rooms: list[int], shapes: list[int], seen: list[int], edition: int
+) -> list[Tensor]:
+    """Steps as torch knows them, for graphs that are exported: all that they read comes with the call.
+
+    `seen` are the inputs' shapes and strides that the steps were planned for, `edition` is the library's that they are for.
+    """
+    if edition != EDITION:
+        raise MptifyError(f"This graph was exported by an mptify whose programs had edition {edition}; this one runs {EDITION}.")
+    forms = _unflat(seen)
+    inputs = [_laid_out(x, shape, strides) for x, shape, strides in zip(inputs, forms[::2], forms[1::2], strict=True)]
     count = steps.numel() // ctypes.sizeof(Step)
     data: Any = steps.numpy()
     ready = Ready((Step * count).from_buffer_copy(data), len(inputs), _unflat(shapes), rooms, constants)
@@ -155,21 +169,38 @@ def _operator(inputs: list[Tensor], steps: Tensor, constants: list[Tensor], room
     return outputs
 
 
+def _laid_out(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Images as they lay in memory when the steps were planned."""
+    if tuple(x.shape[1:]) != shape or x.dtype != torch.float32:
+        raise MptifyError(f"This graph was exported for float32 images of {shape}, and was given {tuple(x.shape[1:])}, {x.dtype}.")
+    if x.stride()[1:] == strides:
+        return x
+    whole = max(1, *(size * step for size, step in zip(shape, strides, strict=True)))
+    return torch.empty_strided(x.shape, (whole, *strides), dtype=x.dtype).copy_(x)
+
+
 @_operator.register_fake
-def _(inputs: list[Tensor], steps: Tensor, constants: list[Tensor], rooms: list[int], shapes: list[int]) -> list[Tensor]:
+def _(
+    inputs: list[Tensor], steps: Tensor, constants: list[Tensor], rooms: list[int], shapes: list[int], seen: list[int], edition: int
+) -> list[Tensor]:
     return [inputs[0].new_empty((inputs[0].shape[0], *shape)) for shape in _unflat(shapes)]
 
 
-def as_operator(plan: Plan) -> Any:
+def as_operator(plan: Plan, forms: list[Numbers]) -> Any:
     """A plan as a call of torch's operator `mptify::packed`, which takes the images."""
     steps = torch.frombuffer(bytearray(plan.steps()), dtype=torch.uint8)
     constants = [one if isinstance(one, Tensor) else torch.from_numpy(one) for one in plan.constants]
-    flat = [number for form in plan.outputs for number in (len(form.shape), *form.shape)]
-    return lambda inputs: _operator(inputs, steps, constants, plan.rooms, flat)
+    seen = _flat([part for form in forms for part in (form.shape, form.steps)])
+    return lambda inputs: _operator(inputs, steps, constants, plan.rooms, _flat([form.shape for form in plan.outputs]), seen, EDITION)
+
+
+def _flat(shapes: list[tuple[int, ...]]) -> list[int]:
+    """Each behind its length."""
+    return [number for shape in shapes for number in (len(shape), *shape)]
 
 
 def _unflat(shapes: list[int]) -> list[tuple[int, ...]]:
-    """From lengths, each followed by so many numbers."""
+    """And back."""
     found, left = [], list(shapes)
     while left:
         count, *left = left
@@ -199,7 +230,7 @@ class Chain(nn.Module):
         given = self.readable(inputs)
         if torch.compiler.is_exporting():
             plan = self.plan_for(given)[0]
-            outputs = as_operator(plan)(given)
+            outputs = as_operator(plan, _forms(given))(given)
         else:
             with self._lock:
                 plan, ready = self.plan_for(given)
@@ -211,7 +242,11 @@ class Chain(nn.Module):
         """As the kernels can read them."""
         if any(x.device.type != "cpu" for x in inputs):
             raise MptifyError(f"Packed programs run on CPUs, and this image is on {inputs[0].device}.")
-        given = {name: x.to(torch.float32) for name, x in zip(self.inputs, inputs, strict=True)}
+        images = max(x.shape[0] for x in inputs)
+        if any(x.shape[0] not in (1, images) for x in inputs):
+            raise MptifyError(f"A packed program was given {' and '.join(str(x.shape[0]) for x in inputs)} images at once.")
+        same = [x if x.shape[0] == images else x.expand(images, *x.shape[1:]) for x in inputs]
+        given = {name: x.to(torch.float32) for name, x in zip(self.inputs, same, strict=True)}
         for name, read, _ in self.wiring:
             kernel: Any = self.kernels[name]
             given |= {one: kernel.readable(given[one]) for one in read if one in given}
@@ -219,13 +254,13 @@ class Chain(nn.Module):
 
     def plan_for(self, inputs: list[Tensor]) -> tuple[Plan, Ready]:
         """The plan for such images, made when they come for the first time."""
-        key = tuple((tuple(x.shape[1:]), tuple(x.stride()[1:])) for x in inputs)
+        key = tuple(_forms(inputs))
         if key not in self._ready:
             if torch.compiler.is_exporting():  # when no tensor has values
                 raise MptifyError("Run the program once on an image of that size, without gradients, before you export it.")
             while len(self._ready) >= _SIZES:
                 del self._ready[next(iter(self._ready))]
-            plan = self.plan([Numbers(shape, steps) for shape, steps in key])
+            plan = self.plan(list(key))
             shapes = [form.shape for form in plan.outputs]
             self._ready[key] = plan, Ready(plan.steps(), plan.inputs, shapes, plan.rooms, plan.constants)
         return self._ready[key]
@@ -239,7 +274,13 @@ class Chain(nn.Module):
         for number, (name, read, made) in enumerate(self.wiring):
             kernel: Any = self.kernels[name]
             plan.begin(name, made in self.outputs)
-            values[made] = kernel.plan(plan, *[values[one] for one in read])
+            fault = "it is not on a CPU" if any(one.device.type != "cpu" for one in kernel.buffers()) else kernel.fault()
+            if fault:
+                raise MptifyError(f"{name}: this packed layer is no more what it was made as: {fault}.")
+            try:
+                values[made] = kernel.plan(plan, *[values[one] for one in read])
+            except MptifyError as error:
+                raise MptifyError(f"{name}: {error}") from None
             if made in self.outputs:
                 leaving.append(made)
             for one in set(read):
@@ -247,6 +288,10 @@ class Chain(nn.Module):
                     plan.release(values[one].place)
         assert leaving == self.outputs
         return plan
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        if any(key.startswith(prefix) for key in state_dict):
+            raise MptifyError("A packed program's weights can't be exchanged; mptify.pack makes a program of another ticket.")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._forget()

@@ -30,6 +30,8 @@ class PaddedRow {
     for (int64_t i = 0; i < words_; i++) word[i] = combine(word[i], eight_bytes(from + 8 * i)) & low_bits(width_ - 64 * i);
   }
 
+  void clear() { std::fill(all_.begin(), all_.end(), 0); }
+
   uint64_t at(int64_t bit) const {
     const int64_t from = bit + 64 * margin_, word = from >> 6, skipped = from & 63;
     if (word < 0 || word + 1 >= (int64_t)all_.size()) return 0;
@@ -93,7 +95,7 @@ struct Shape {  // of a convolution, as Python gives it
 void expand(const uint8_t* image, const Shape& shape, const int64_t* phases, int64_t in_stride, uint8_t* planes, int64_t begin, int64_t end) {
   const int64_t plane = shape.rows * shape.out_bytes, taps = shape.kernel_w, reach = shape.pad_w + taps * shape.dilation_w;
   const uint64_t in_mask = low_bits(shape.width), out_mask = low_bits(shape.out_width);
-  const bool one_number = shape.stride_w <= 2 && shape.width + reach <= 64;  // a row with its padding
+  const bool one_number = shape.stride_w <= 2 && shape.width + reach <= 64 && shape.out_width <= 64;  // a row with its padding
   PaddedRow padded(shape.width, reach + 64 * shape.stride_w);
   for (int64_t channel = begin; channel < end; channel++)
     for (int64_t phase = 0; phase < shape.phases; phase++)

@@ -4,7 +4,9 @@
 
 namespace {
 
-struct Layer {  // a convolution's tables, as Python lists them: -1 stands for none
+// A layer's tables, as Python lists them: -1 stands for none. What each is for, jobs.h says; of a layer that counts bits, `index` are its
+// weights, `starts` its survivors per filter, and `present` the classes of its pixels.
+struct Layer {
   Shape shape;
   int64_t index, starts, init, unions, present, masks, phases, bias, scratch;  // arrays
   int64_t unit, stride, groups, sets, bits, in_stride, classes;
@@ -17,7 +19,7 @@ struct Step {
   int64_t in, second, out;  // arrays; the second input is a shortcut, or what the other of two layers sees
   Layer one, other;
   int64_t runs, table, thresholds, falling;  // arrays
-  int64_t run_count, span, length;
+  int64_t run_count, span, length;  // of a copy, `span` is where in the output it begins, and `length` its bytes
   int64_t steps[3];  // from a channel, row and column of numbers to the next
 };
 
@@ -61,8 +63,6 @@ void expand_image(const Cpu& cpu, const Conv& conv, int threads) {
     if (conv.masks) return cpu.expand_whole(conv, begin, end);
     expand(conv.image, shape, conv.phases, conv.in_stride, conv.scratch, begin, end);
   });
-  const int64_t planes = shape.channels * shape.kernel_w * shape.phases * shape.rows * shape.out_bytes;
-  std::memset(conv.scratch + planes, 0, (size_t)(shape.rows * shape.out_bytes + 128));
 }
 
 // A thread's room for the numbers of one filter after the other.
@@ -294,6 +294,7 @@ void run_pool(const Step& step, const Arrays& arrays, int threads) {
           });
           first = false;
         }
+        if (first) most.clear();  // a window of nothing but padding
         const auto window = [&](int64_t bit) {  // the most in windows that begin at each of 64 pixels
           uint64_t bits = 0;
           for (int64_t kw = 0; kw < shape.kernel_w; kw++) bits |= most.at(bit + kw * shape.dilation_w - shape.pad_w);

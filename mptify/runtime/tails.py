@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from mptify.layers import TicketConv2d, TicketLinear
 from mptify.norms import ChannelBatchNorm, Sign, TokenBatchNorm
 from mptify.runtime.bitsliced import Geometry
 
-__all__ = ["Branch", "Tail", "Tails", "is_concat", "is_flatten", "is_plain_pool", "is_through", "module_of", "shape_of"]
+__all__ = ["Branch", "Tail", "Tails", "is_concat", "is_plain_pool", "is_through", "module_of"]
 
 _THROUGH = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # what hands its input on in eval()
 _NORMS = {"channels": (nn.BatchNorm2d, ChannelBatchNorm), "tokens": (TokenBatchNorm,), "vectors": (TokenBatchNorm, nn.BatchNorm1d)}
@@ -152,7 +153,8 @@ class Tails:
         branch = self.layer_at(top)
         if branch is None or len(top.users) != 1:
             return None
-        if not all(is_through(step) or isinstance(step, (*_NORMS[branch.layout], nn.MaxPool2d)) for step in steps):
+        known = (*_NORMS[branch.layout], nn.MaxPool2d) if branch.layout == "channels" else _NORMS[branch.layout]
+        if not all(is_through(step) or isinstance(step, known) for step in steps):
             return None
         branch.steps, branch.nodes = steps, [top, *nodes]
         return branch
@@ -192,7 +194,8 @@ def is_flatten(node: fx.Node, module: Any) -> bool:
     """Whether all that an image has becomes one vector."""
     if not isinstance(module, nn.Flatten) and node.target not in (torch.flatten, "flatten"):
         return False
-    return len(shape_of(node)) == 2 and len(shape_of(node.args[0])) == 4
+    before = tuple(shape_of(node.args[0]))
+    return len(before) == 4 and tuple(shape_of(node)) == (before[0], prod(before[1:]))
 
 
 def is_concat(node: fx.Node) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError
-from mptify.runtime.bitsliced import Geometry
+from mptify.runtime.bitsliced import Geometry, fault_in_thresholds
 from mptify.runtime.planes import Bits, Kernel, Numbers, Value
 
 __all__ = ["WindowConv", "can_count", "is_faster"]
@@ -24,8 +24,11 @@ _WORD, _WINDOW, _BLOCK = 0.65, 3.0, 1.0  # nanoseconds: of a word of a survivor'
 
 def can_count(geometry: Geometry) -> bool:
     """Whether the kernel can do it: 256 kinds of borders at most, and not much more than two bits per weight."""
-    kinds = math.prod(2 * taps - 1 for taps in geometry.kernel)
-    return kinds <= 256 and -(-geometry.channels // 8) * 8 <= 1.05 * geometry.channels and min(geometry.out_size) > 0
+    return -(-geometry.channels // 8) * 8 <= 1.05 * geometry.channels and min(geometry.out_size) > 0 and _few_kinds(geometry)
+
+
+def _few_kinds(geometry: Geometry) -> bool:
+    return math.prod(2 * taps for taps in geometry.kernel) <= 256
 
 
 def is_faster(geometry: Geometry, filters: int, survivors: int) -> bool:
@@ -56,25 +59,25 @@ class WindowConv(Kernel):
     def fault(self) -> str | None:
         geometry = self.geometry
         row = math.prod(geometry.kernel) * -(-geometry.channels // 8)
-        if not can_count(geometry) or self.weights.dtype != torch.uint8 or tuple(self.weights.shape) != (self.filters, 2, row):
+        if not _few_kinds(geometry) or self.weights.dtype != torch.uint8 or tuple(self.weights.shape) != (self.filters, 2, row):
             return "its weights are no masks and signs"
-        sets = self.thresholds
-        if sets is not None and not (sets.dtype == torch.int32 and tuple(sets.shape) in ((1, self.filters), (2, self.filters))):
-            return "its thresholds are not one or two per filter"
-        return None
+        return fault_in_thresholds(self.thresholds, self.filters)
 
     def plan(self, to: Any, *inputs: Value) -> Value:
         (bits, place), *shortcut = inputs
         if bits.channels != self.geometry.channels:
             raise MptifyError(f"A packed layer reads {self.geometry.channels} channels, and was given {bits.channels}.")
+        if not _few_kinds(self.geometry):
+            raise MptifyError(f"Images of {bits.height}×{bits.width} are more than this layer can do; pack the model with one of them.")
         geometry = self.geometry.at((bits.height, bits.width))
+        shape = geometry.shape()
         made = Bits(self.filters, *geometry.out_size, bits.tokens)
         if len(shortcut) != (self.thresholds is not None and len(self.thresholds) == 2) or any(one.form != made for one in shortcut):
             raise MptifyError("A packed layer has two thresholds per filter where it has a shortcut of its own size, and only there.")
         (row_class, rows), (column_class, columns) = geometry.taps_seen(0), geometry.taps_seen(1)
         classes = (row_class[:, None] * len(columns) + column_class[None]).astype(np.uint8)
         one: dict[str, Any] = {
-            "shape": geometry.shape(), "index": to.constant(self.weights), "bias": to.constant(self._bias(rows, columns)),
+            "shape": shape, "index": to.constant(self.weights), "bias": to.constant(self._bias(rows, columns)),
             "present": to.constant(classes), "classes": len(rows) * len(columns), "in_stride": bits.stride, "stride": made.stride,
             "scratch": to.scratch(self._scratch(geometry, bits)),
         }  # fmt: skip

@@ -25,7 +25,7 @@ __all__ = ["as_packed_file", "example_of", "load"]
 
 
 def load(
-    path: str | Path, model: nn.Module | None = None, device: Any = "cpu", *, runtime: str = "float", example: Any = None
+    path: str | Path, model: nn.Module | None = None, device: Any = "cpu", *, runtime: str | None = None, example: Any = None
 ) -> nn.Module:
     """The ticket model in a file, in `eval()`; with `runtime="packed"` its packed program (see `pack`), made layer by layer.
 
@@ -36,12 +36,12 @@ def load(
     Unless it was one, its layers hold the weights that they compute with, once, and no scores. `example` is an input of the size that
     a packed program will be used with, if the file does not say it.
     """
-    if runtime not in ("float", "packed"):
+    if runtime not in (None, "float", "packed"):
         raise BadSpec(f"runtime={runtime!r}: there are 'float' and 'packed'.")
     with torch.inference_mode(False):
         if is_packed(path):
-            if model is not None or torch.device(device).type != "cpu":
-                raise BadSpec(f"{path} is a packed file: it takes no model of yours, and runs on CPUs.")
+            if model is not None or torch.device(device).type != "cpu" or runtime == "float":
+                raise BadSpec(f"{path} is a packed file: it takes no model of yours, and runs as a packed program on CPUs.")
             return program_in(open_packed(path))
         if runtime == "packed" and library is not None:
             return _load_packed(read(path), path, model, device, example)[0]

@@ -19,13 +19,22 @@ import torch
 from torch import Tensor, fx, nn
 
 from mptify.errors import DamagedTicket, MptifyError, TicketMismatch
-from mptify.layers import Ticketed
 from mptify.runtime.compiler import compiled
 from mptify.runtime.describing import describe, restore, stored_kernels
 from mptify.runtime.library import library
 from mptify.surgery import ticket_layers
 from mptify.ticket.building import build, emptied
-from mptify.ticket.format import Ticket, as_json, plain_spec, read_architecture, read_metadata, read_spec
+from mptify.ticket.format import (
+    MOST_HEADER,
+    MOST_WEIGHTS,
+    WEIGHTS_PER_BYTE,
+    Ticket,
+    as_json,
+    plain_spec,
+    read_architecture,
+    read_metadata,
+    read_spec,
+)  # fmt: skip
 
 __all__ = ["PackedFile", "is_packed", "open_packed", "packed_bytes", "program_in"]
 
@@ -98,7 +107,7 @@ def is_packed(path: str | Path) -> bool:
 def _beginning(path: Path) -> bytes:
     with path.open("rb") as file:
         length = file.read(8)
-        return length + file.read(min(int.from_bytes(length, "little"), 1 << 26))
+        return length + file.read(min(int.from_bytes(length, "little"), MOST_HEADER))
 
 
 def open_packed(path: str | Path) -> PackedFile:
@@ -119,6 +128,8 @@ def open_packed(path: str | Path) -> PackedFile:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if description["sha256"] != _digest(description, tensors):
             raise DamagedTicket("The file is damaged: what it holds is not what was written (its SHA-256 differs).")
+        if description["dtype"] != "float32" or not isinstance(description["notes"], dict):
+            raise DamagedTicket("The file's description has a type or notes that no packed file has.")
         ticket = Ticket(
             spec=read_spec(description["spec"]), layers={}, architecture=read_architecture(description["architecture"]),
             dtype=description["dtype"], notes=description["notes"],
@@ -138,11 +149,13 @@ def program_in(file: PackedFile) -> nn.Module:
         )
     try:
         kernels = {name: restore(kernel, _part(file, f"kernel.{name}."), name) for name, kernel in file.description["kernels"].items()}
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError, RuntimeError) as error:
         raise DamagedTicket(f"{file.path}: {error}.") from None
-    model = emptied(build(file.ticket, file.path, _whole(file.description["parameters"])), file.ticket).eval()
+    most = MOST_WEIGHTS + WEIGHTS_PER_BYTE * file.path.stat().st_size
+    model = emptied(build(file.ticket, file.path, min(_whole(file.description["parameters"]), most)), file.ticket).eval()
     try:
-        assert isinstance(model, fx.GraphModule)
+        if not isinstance(model, fx.GraphModule):
+            raise KeyError("it has no graph")
         for node in model.graph.nodes:
             shape = file.description["shapes"].get(node.name)
             node.meta["tensor_meta"] = SimpleNamespace(shape=torch.Size(shape or ()))
@@ -150,7 +163,9 @@ def program_in(file: PackedFile) -> nn.Module:
         if stored_kernels(program).keys() != kernels.keys():
             raise KeyError("some kernels found no place")
         _fill_(program, file)
-    except (KeyError, RuntimeError, AssertionError, StopIteration, TypeError, AttributeError) as error:
+    except DamagedTicket:
+        raise
+    except Exception as error:  # whatever a description that fits nothing leads to
         raise TicketMismatch(
             f"{file.path}: does not fit {file.ticket.architecture} as it is built here ({error}); "
             "it was made by another version of that network: export the ticket again."
@@ -166,7 +181,6 @@ def _fill_(program: nn.Module, file: PackedFile) -> None:
     program.load_state_dict(state, strict=False, assign=True)
     for layer in ticket_layers(program).values():
         layer.kept = _whole(file.description["kept"][layer.ticket_name])
-    assert not any(isinstance(module, Ticketed) and module.frozen.is_meta for module in program.modules())
 
 
 def _part(file: PackedFile, prefix: str, strip: bool = False) -> dict[str, Tensor]:

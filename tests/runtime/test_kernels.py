@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mptify.errors import MptifyError
 from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import cpu_names, library
@@ -121,15 +122,43 @@ def test_two_layers_added_agree_bit_for_bit(seed, which_cpu):
         assert torch.equal(through(layer, images, others, which_cpu=which_cpu) > 0, sums >= bound), geometry
 
 
+@pytest.mark.parametrize(("kernel", "padding", "width"), [(1, 3, 60), (1, 2, 61), (3, 6, 55)])
+def test_padding_may_make_rows_longer_than_a_word(kernel, padding, width):
+    images, weight = signs(1, 3, 5, width), ternary(4, 3, kernel, kernel, kept=0.8)
+    geometry = Geometry(3, (5, width), (kernel, kernel), padding=(padding, padding))
+    chain = chain_of(BitslicedConv(weight.to(torch.int8), None, geometry), 1)
+    _, ready = chain.plan_for([images])
+    for room in ready.held[: len(ready.held) - 8]:
+        if room.dtype == torch.uint8:
+            room.fill_(255)  # what another layer may have left in a room that they share
+    assert torch.equal(chain(images)[0], F.conv2d(images, weight, padding=padding))
+
+
+def test_images_too_large_for_offsets_of_16_bits_are_counted():
+    weight = ternary(5, 700, 3, 3, kept=0.3)
+    layer = BitslicedConv(weight.to(torch.int8), torch.tensor([[0, 1, -2, 3, 5]]), Geometry(700, (4, 4), (3, 3), padding=(1, 1)))
+    images = signs(1, 700, 40, 3)
+    assert not fits(Geometry(700, (40, 3), (3, 3), padding=(1, 1)), layer.most_kept)
+    sums = F.conv2d(images, weight, padding=1)
+    assert torch.equal(through(layer, images) > 0, sums >= torch.tensor([0, 1, -2, 3, 5]).view(-1, 1, 1))
+
+
+def test_images_too_small_are_told():
+    layer = BitslicedConv(ternary(2, 3, 3, 3, kept=1.0).to(torch.int8), None, Geometry(3, (5, 5), (3, 3)))
+    with pytest.raises(MptifyError, match="kernel: An image of 2×2 is too small"):
+        through(layer, signs(1, 3, 2, 2))
+
+
 def test_layers_of_many_survivors():
     """Sums as large as a network's widest layers have them, in counters of every length."""
-    for kept in (1, 5, 30, 40, 100, 200, 400, 900, 1500, 3000, 6000, 12000):
-        weight = torch.zeros(2, 12_100)
+    for kept in (1, 5, 30, 31, 40, 100, 127, 128, 200, 400, 900, 1500, 3000, 6000, 12000, 16383):
+        channels = max(kept, 12_100)
+        weight = torch.zeros(2, channels)
         weight[:, :kept] = signs(2, kept)
-        weight, images = weight.view(2, 12_100, 1, 1), signs(1, 12_100, 2, 3)
+        weight, images = weight.view(2, channels, 1, 1), signs(1, channels, 2, 3)
         images[:, :kept, 0] = weight[0, :kept].view(1, -1, 1)  # as large as it can be
         sums = F.conv2d(images, weight)
-        geometry = Geometry(12_100, (2, 3), (1, 1))
+        geometry = Geometry(channels, (2, 3), (1, 1))
         assert fits(geometry, kept)
         assert torch.equal(through(BitslicedConv(weight.to(torch.int8), None, geometry), images), sums)
         for least in (-kept, -kept + 1, 0, kept - 1, kept, kept + 1):
@@ -207,3 +236,12 @@ def test_pools_agree(seed):
         turn = torch.tensor([1.0, -1.0, 1.0, -1.0]).view(-1, 1, 1)
         expected = turn * F.max_pool2d(turn * x, kernel, stride, padding, dilation)
         assert torch.equal(through(Pool(nn.MaxPool2d(kernel, stride, padding, dilation), falling), x), expected)
+
+
+def test_a_window_of_padding_alone_has_nothing_in_it():
+    x = signs(1, 3, 2, 9)
+    expected = F.max_pool2d(x, 2, 1, 1, 3)
+    found = through(Pool(nn.MaxPool2d(2, 1, 1, 3), None), x)
+    seen = expected.isfinite()
+    assert torch.equal(found[seen], expected[seen])
+    assert (found[~seen] == -1).all()

@@ -129,7 +129,7 @@ def test_a_program_can_be_exported_saved_and_compiled(name, tmp_path):
         assert any("mptify.packed" in str(node.target) for node in exported.graph.nodes)
         torch.export.save(exported, tmp_path / "a.pt2")
         again = torch.export.load(tmp_path / "a.pt2").module()
-        for some in (x, torch.cat([x, x])):
+        for some in (x, torch.cat([x, x]), x.to(memory_format=torch.channels_last)):
             assert torch.equal(again(some), ticketed(some))
         torch.testing.assert_close(torch.compile(program, backend="eager")(x), expected, rtol=1e-5, atol=1e-5)
 
@@ -154,7 +154,7 @@ class Crossing(nn.Module):
         gate = torch.sigmoid(self.gated(a))
         b = torch.relu(self.norms[1](self.second(a) * gate))
         c = torch.relu(self.norms[2](self.third(b) + a))
-        gate += 1
+        gate.neg_()
         return self.head((c * gate).mean((2, 3)))
 
 
@@ -226,6 +226,86 @@ def test_channels_are_joined_as_bits():
     with torch.no_grad():
         x = exact(images())
         assert torch.equal(program(x), ticketed(x))
+
+
+def packed_pair(network, prune=0.5):
+    ticketed = mptify.transform(network, bits="1/1", prune=prune).eval()
+    return mptify.pack(ticketed, images()), ticketed
+
+
+def test_what_torch_does_by_default_changes_nothing():
+    program, ticketed = packed_pair(OneReluManyTimes())
+    x = exact(images())
+    (chain,) = (module for module in program.modules() if isinstance(module, Chain))
+    with torch.no_grad():
+        expected = ticketed(x)
+        try:
+            torch.set_default_dtype(torch.bfloat16)
+            assert torch.equal(program(x), expected)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        chain._forget()
+        with torch.device("meta"):
+            assert torch.equal(program(x), expected)
+
+
+def test_a_program_that_was_changed_is_told():
+    program, _ = packed_pair(OneReluManyTimes())
+    with pytest.raises(MptifyError, match="a: this packed layer is no more what it was made as"):
+        program.half()(images())
+    program, _ = packed_pair(OneReluManyTimes())
+    with pytest.raises(MptifyError, match="can't be exchanged"):
+        program.load_state_dict(program.state_dict())
+
+
+class TwoInputs(nn.Module):
+    """Its second layer's shortcut is the same for all images."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.norms, self.other = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3)), nn.Parameter(torch.randn(1, 8, 16, 16))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        a = torch.relu(self.norms[0](self.first(x)))
+        b = torch.relu(self.norms[1](self.second(a) + torch.relu(self.other)))
+        return self.head(torch.relu(self.norms[2](self.third(b))).mean((2, 3)))
+
+
+def test_what_is_there_once_is_there_for_all_images():
+    torch.manual_seed(9)
+    ticketed = mptify.transform(TwoInputs(), bits="1/1", prune=0.5).eval()
+    x = exact(torch.randn(3, 3, 16, 16))
+    with torch.no_grad():
+        program = mptify.pack(ticketed, x)
+        assert torch.equal(program(x), ticketed(x))
+        for chain in (module for module in program.modules() if isinstance(module, Chain) and len(module.inputs) == 2):
+            with pytest.raises(MptifyError, match="3 and 2 images at once"):
+                chain(torch.zeros(3, 3, 16, 16), torch.zeros(2, 8, 16, 16))
+
+
+class Tokens(nn.Module):
+    """Linear layers on N × H × W × C, then one on all of it."""
+
+    def __init__(self, start=1):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 8), nn.Linear(8, 6), nn.Linear(6 * 20 if start == 1 else 6, 5)
+        self.start, self.values = start, nn.Linear(5, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        x = x.flatten(1) if self.start == 1 else x.flatten(0, 2)
+        return self.values(torch.relu(self.head(x)))
+
+
+@pytest.mark.parametrize("start", [1, 0])
+def test_tokens_keep_their_order_when_they_are_flattened(start):
+    torch.manual_seed(10)
+    ticketed = shaken_(mptify.transform(Tokens(start), bits="1/1", prune=0.3)).eval()
+    x = exact(torch.randn(2, 4, 5, 3))
+    with torch.no_grad():
+        assert torch.equal(mptify.pack(ticketed, x)(x), ticketed(x))
 
 
 def test_few_pixels_are_counted_and_many_added():

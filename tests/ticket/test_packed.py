@@ -122,7 +122,19 @@ def cut(name):
     return lambda description, tensors: tensors.update({name: tensors[name][:-1].clone()})
 
 
+def rows_that_are_no_taps(description, tensors):
+    """Made for images of another height, on which the offsets are allowed."""
+    description["kernels"]["features_2"]["geometry"][1] = [337, 32]
+    tensors["kernel.features_2.index"].fill_(65087)
+
+
 HOSTILE = {
+    "rows outside": (rows_that_are_no_taps, "lie outside of the image"),
+    "a kernel of another kind": (lambda d, t: d["kernels"].update(features_2=d["kernels"]["features_2_pool"]), "stands where none"),
+    "a type of another": (set_in("dtype", "load"), "a type or notes"),
+    "notes that are none": (set_in("notes", 5), "a type or notes"),
+    "a huge shape": (lambda d, t: d["shapes"].update({name: [2**70] for name in d["shapes"]}), "does not fit"),
+    "survivors without a length": (lambda d, t: t.update({"kernel.features_2.index": torch.tensor(3, dtype=torch.uint16)}), "16-bit"),
     "survivors outside": (fill("kernel.features_2.index", 65535), "lie outside of the image"),
     "lists that go back": (fill("kernel.features_2.starts", 3), "do not follow each other"),
     "too few thresholds": (lambda d, t: t.update({"kernel.features_2.thresholds": torch.zeros(1, 3, dtype=torch.int32)}), "thresholds"),
