@@ -51,14 +51,14 @@ class NodeTime:
 class NetworkTimes:
     """Median milliseconds for one image of the dense network in torch and onnxruntime, and of the packed program; and its steps.
 
-    `one_thread` is the program's time with one thread, if there are several.
+    `speedup` is what several threads gain over one, if there are several; taken before onnxruntime's threads are there to disturb it.
     """
 
     eager: float
     channels_last: float
     onnxruntime: float | None
     packed: float
-    one_thread: float | None
+    speedup: float | None
     nodes: list[NodeTime]
     weight_bytes: int
     weights: int
@@ -119,9 +119,11 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         last = copy.deepcopy(dense).to(memory_format=torch.channels_last)
         runs: dict[str, Callable[[], Any]] = {"eager": partial(dense, image), "packed": partial(program, image)}
-        if torch.get_num_threads() > 1:
-            runs["one_thread"] = partial(_with_one_thread, program, image)
         runs["channels_last"] = partial(last, image.to(memory_format=torch.channels_last))
+        speedup = None
+        if torch.get_num_threads() > 1:
+            both = _in_turn({"all": runs["packed"], "one": partial(_with_one_thread, program, image)}, rounds, lambda: None)
+            speedup = both["one"] / both["all"]
         session = _onnx_session(dense, image, Path(folder) / "dense.onnx")
         if session is not None:
             feed = {session.get_inputs()[0].name: image.numpy()}
@@ -134,7 +136,7 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
         times["channels_last"],
         times.get("onnxruntime"),
         times["packed"],
-        times.get("one_thread"),
+        speedup,
         nodes,
         weight_bytes=sum(layer.weight_bytes for layer in layers),
         weights=sum(layer.weight_count for layer in layers),

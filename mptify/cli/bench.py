@@ -196,12 +196,12 @@ def inference(
         table.add_column(column, justify="left" if column.startswith(what) else "right")
     labels = {"eager": "torch float32", "channels_last": "torch float32, channels_last", "onnxruntime": "onnxruntime float32"}
     table.add_row("packed", f"{times.packed:.2f}", "")
-    if times.one_thread is not None:
-        table.add_row("packed, 1 thread", f"{times.one_thread:.2f}", f"{times.one_thread / times.packed:.2f}")
     for name, label in labels.items():
         ms = getattr(times, name)
         table.add_row(label, *(("not installed", "") if ms is None else (f"{ms:.2f}", f"{ms / times.packed:.1f}")))
     out.print(table)
+    if times.speedup is not None:
+        out.print(f"With {threads} threads the program is {times.speedup:.2f} times as fast as with one.")
     out.print(
         f"Packed layers hold {times.survivors:,} of {times.weights:,} weights in {times.weight_bytes / 1e6:.2f} MB "
         f"({8 * times.weight_bytes / max(times.survivors, 1):.1f} bits each); {100 * times.float_share:.0f} % of the time is torch's."

@@ -103,11 +103,11 @@ void run_words(const Cpu& cpu, const Job& job, int64_t bytes, int64_t first, int
 
 const Cpu& cpu_of(int which) { return which < 0 ? cpus().back() : cpus()[which]; }
 
-// work(begin, end) on parts of [0, count), none of them shorter than `grain`.
+// work(begin, end) on parts of [0, count), none of them shorter than `grain`: more parts than threads, since a thread may be held up.
 template <class Work>
 void in_parts(int64_t count, int threads, int64_t grain, const Work& work) {
-  const int parts = (int)std::max<int64_t>(1, std::min<int64_t>(threads, count / grain));
-  in_team(parts, [&](int part) { work(count * part / parts, count * (part + 1) / parts); });
+  const int parts = (int)std::max<int64_t>(1, std::min<int64_t>(threads > 1 ? 4 * threads : 1, count / grain));
+  in_team(parts, std::min(threads, parts), [&](int part) { work(count * part / parts, count * (part + 1) / parts); });
 }
 
 }  // namespace

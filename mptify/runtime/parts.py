@@ -23,9 +23,8 @@ def pack_parts(model: nn.Module, arguments: tuple[Any, ...], compiled: Callable[
     hooks = []
     for path, part in _graphs_in(model).items():
 
-        def note(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], path: str = path) -> None:
-            if not named:  # fx's graphs take their arguments by position
-                calls.setdefault(path, given)
+        def note(graph: nn.Module, given: tuple[Any, ...], named: dict[str, Any], path: str = path) -> None:
+            calls.setdefault(path, _by_position(graph, given, named))
 
         hooks.append(part.register_forward_pre_hook(note, with_kwargs=True))
     try:
@@ -49,6 +48,16 @@ def propagate(graph: fx.GraphModule, arguments: tuple[Any, ...]) -> None:
     """Let each node know the shape of what it gives."""
     with torch.no_grad():
         ShapeProp(graph).propagate(*arguments)
+
+
+def _by_position(graph: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments as fx's interpreter wants them."""
+    assert isinstance(graph, fx.GraphModule)
+    values = list(given)
+    for node in [node for node in graph.graph.nodes if node.op == "placeholder"][len(given) :]:
+        if node.target in named or node.args:
+            values.append(named[str(node.target)] if node.target in named else node.args[0])
+    return tuple(values)
 
 
 def _graphs_in(model: nn.Module) -> dict[str, nn.Module]:

@@ -38,12 +38,12 @@ def test_a_network_is_measured_step_by_step(one_image):
     assert "bit-sliced" in kernels.values()
     assert 0 < found["float_share"] < 1
     assert min(found[name] for name in ("packed", "eager", "channels_last")) > 0
-    assert found["one_thread"] is None
+    assert found["speedup"] is None
     assert found["survivors"] == pytest.approx(0.1 * found["weights"], rel=0.01)
 
 
 def test_several_threads_are_compared_with_one(one_image):
-    assert measured("inference", "mptify:conv2", "--prune", "0.9", "--threads", "2")["one_thread"] > 0
+    assert measured("inference", "mptify:conv2", "--prune", "0.9", "--threads", "2")["speedup"] > 0
     assert torch.get_num_threads() == 2
 
 
