@@ -171,11 +171,8 @@ class BitslicedConv(Kernel):
     def _sees_taps(self) -> bool:
         """Whether each offset is one that a tap of the kernel has."""
         geometry = self.geometry
-        down = np.arange(geometry.kernel[0]) * geometry.dilation[0]
-        is_tap = np.zeros((len(geometry.phases), geometry.rows), bool)
-        is_tap[np.searchsorted(geometry.phases, down % geometry.stride[0]), down // geometry.stride[0]] = True
         plane, step = np.divmod(self.index.numpy().astype(np.int64), geometry.rows)
-        return bool((plane < geometry.planes).all() and is_tap[plane % len(geometry.phases), step].all())
+        return bool((plane < geometry.planes).all() and (self._rows()[plane % len(geometry.phases), step] >= 0).all())
 
     def _counted(self) -> Kernel:
         """The same layer as one that counts bits: for images on which its planes can't be told apart by 16 bits."""
@@ -191,10 +188,10 @@ class BitslicedConv(Kernel):
         return WindowConv(torch.from_numpy(weight), self.thresholds, geometry)
 
     def _rows(self) -> np.ndarray:
-        """[phases][rows of a plane]: which row of the kernel sees it."""
+        """[phases][rows of a plane]: which row of the kernel begins there; -1 where none does."""
         geometry = self.geometry
         down = np.arange(geometry.kernel[0]) * geometry.dilation[0]
-        row_of = np.zeros((len(geometry.phases), geometry.rows), np.int64)
+        row_of = np.full((len(geometry.phases), geometry.rows), -1)
         row_of[np.searchsorted(geometry.phases, down % geometry.stride[0]), down // geometry.stride[0]] = np.arange(geometry.kernel[0])
         return row_of
 
