@@ -120,10 +120,7 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
         last = copy.deepcopy(dense).to(memory_format=torch.channels_last)
         runs: dict[str, Callable[[], Any]] = {"eager": partial(dense, image), "packed": partial(program, image)}
         runs["channels_last"] = partial(last, image.to(memory_format=torch.channels_last))
-        speedup = None
-        if torch.get_num_threads() > 1:
-            both = _in_turn({"all": runs["packed"], "one": partial(_with_one_thread, program, image)}, rounds, lambda: None)
-            speedup = both["one"] / both["all"]
+        speedup = _gain_of_threads(runs["packed"], rounds) if torch.get_num_threads() > 1 else None
         session = _onnx_session(dense, image, Path(folder) / "dense.onnx")
         if session is not None:
             feed = {session.get_inputs()[0].name: image.numpy()}
@@ -144,13 +141,31 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
     )
 
 
-def _with_one_thread(program: nn.Module, image: Tensor) -> None:
+def _gain_of_threads(run: Callable[[], Any], rounds: int) -> float:
+    """How many times faster all threads are than one: medians of five calls of each in turn.
+
+    Two calls before are not counted: to change their number costs torch a while, in which threads of pools that it makes anew spin.
+    """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    times: dict[int, list[float]] = {1: [], threads: []}
     try:
-        program(image)
+        for _ in range(rounds):
+            for count, some in times.items():
+                torch.set_num_threads(count)
+                some += _timed(run, 7)[2:]
     finally:
         torch.set_num_threads(threads)
+    return statistics.median(times[1]) / statistics.median(times[threads])
+
+
+def _timed(run: Callable[[], Any], calls: int) -> list[float]:
+    """Milliseconds of each call."""
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
 
 
 def prune_times(name: str, prunes: list[float], size: int | None, rounds: int, tick: Tick) -> list[tuple[float, float, float]]:
@@ -213,11 +228,9 @@ def _in_turn(runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick, calls:
     times: dict[Any, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 2):
         for name, run in runs.items():
-            for _ in range(calls):
-                start = time.perf_counter()
-                run()
-                if number >= 2:  # the first ones are slower
-                    times[name].append(1e3 * (time.perf_counter() - start))
+            some = _timed(run, calls)
+            if number >= 2:  # the first ones are slower
+                times[name] += some
         tick()
     return {name: statistics.median(some) for name, some in times.items()}
 
@@ -237,7 +250,7 @@ def _onnx_session(dense: nn.Module, image: Tensor, path: Path) -> Any:
 
 _KERNELS = {
     "BitslicedConv": "bit-sliced", "JoinedConv": "bit-sliced, two layers", "WindowConv": "popcount of windows", "PixelConv": "first layer",
-    "PopcountLinear": "popcount",
+    "PopcountLinear": "popcount", "MeanLinear": "sums of means",
     "Pool": "max-pool of bits", "Flatten": "one row of bits", "Concat": "channels joined",
     "Pack": "to bits", "Unpack": "from bits", "_Finish": "torch: gain",
 }  # fmt: skip

@@ -18,9 +18,10 @@ from mptify.norms import Sign
 from mptify.runtime.bitsliced import BitslicedConv
 from mptify.runtime.chains import LAYOUT, in_chains
 from mptify.runtime.joined import JoinedConv
-from mptify.runtime.kernels import kernel_for_sums, kernels_for
+from mptify.runtime.kernels import kernel_for_means, kernel_for_sums, kernels_for
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.means import MeanLinear
 from mptify.runtime.parts import pack_parts, propagate
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import LAYOUTS, Concat, Flatten, Kernel, Pack, Unpack
@@ -94,7 +95,8 @@ def _state_of(model: nn.Module) -> Iterator[Tensor]:
 
 def packed_layers(program: nn.Module) -> list[Any]:
     """The layers of a program that run on kernels, with their `weight_count`, `survivor_count` and `weight_bytes`."""
-    return [module for module in program.modules() if isinstance(module, (BitslicedConv, PixelConv, PopcountLinear, WindowConv))]
+    kinds = (BitslicedConv, MeanLinear, PixelConv, PopcountLinear, WindowConv)
+    return [module for module in program.modules() if isinstance(module, kinds)]
 
 
 _READS: dict[str, Any] = {"channels": (BitslicedConv, WindowConv), "tokens": (BitslicedConv, WindowConv), "vectors": PopcountLinear}
@@ -113,7 +115,7 @@ class _Compiler:
         self.before_sign: dict[fx.Node, fx.Node] = {}  # of signs that are not taken yet: what to take them of
 
     def run(self) -> fx.GraphModule:
-        absorbed = {node for tail in self.tails.of.values() for node in tail.nodes}
+        absorbed = {node for some in (self.tails.of, self.tails.heads) for whole in some.values() for node in whole.nodes}
         for node in self.model.graph.nodes:
             if node not in absorbed:
                 self.convert(node)
@@ -133,7 +135,7 @@ class _Compiler:
             self.planes[node, "channels"] = self.call(node, Concat(), *parts, layout="channels")
         elif node in self.binary:
             self.planes[node, "vectors"] = self.call(node, Flatten(), self.planes_of(source, "channels"), layout="vectors")
-        elif not self.pack_alone(node):
+        elif not (self.pack_head(node) if node in self.tails.heads else self.pack_alone(node)):
             if node.op in ("call_module", "get_attr"):
                 _put(self.root, str(node.target), operator.attrgetter(str(node.target))(self.model))
             self.floats[node] = self.graph.node_copy(node, self.float_of)
@@ -186,6 +188,18 @@ class _Compiler:
             if not suits or (isinstance(kernel, JoinedConv) or kernel.thresholds is not None) != signs:
                 raise KeyError(f"a {type(kernel).__name__} stands where none belongs")
 
+    def pack_head(self, node: fx.Node) -> bool:
+        """Whether there is a kernel for a layer with the average pool before it."""
+        head = self.tails.heads[node]
+        made = self.kernels_of(f"{node.name}_sums", False, lambda: kernel_for_means(head))
+        self.require(made, MeanLinear, signs=False)
+        if made is None:
+            for one in head.nodes:  # as if they did not belong together
+                self.convert(one)
+            return False
+        self.finish(head.branch, made[0], self.planes_of(head.signs, "channels"))
+        return True
+
     def pack_alone(self, node: fx.Node) -> bool:
         """Whether there is a kernel for a layer whose output is wanted as numbers."""
         branch = self.tails.layer_at(node)
@@ -195,9 +209,13 @@ class _Compiler:
         self.require(made, _READS[branch.layout], signs=False)
         if made is None:
             return False
-        sums = self.call(node, made[0], self.planes_of(branch.source, branch.layout), name="sums")
-        self.floats[node] = self.call(node, _Finish(branch.layer), sums, name="finish")
+        self.finish(branch, made[0], self.planes_of(branch.source, branch.layout))
         return True
+
+    def finish(self, branch: Any, kernel: Kernel, planes: fx.Node) -> None:
+        """A kernel's sums, and what makes numbers of them."""
+        sums = self.call(branch.node, kernel, planes, name="sums")
+        self.floats[branch.node] = self.call(branch.node, _Finish(branch.layer), sums, name="finish")
 
     # -- values --------------------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mptify.runtime.bitsliced import BitslicedConv, Geometry
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.means import MeanLinear
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import Kernel
 from mptify.runtime.pooling import Pool
@@ -18,10 +19,13 @@ from mptify.runtime.windows import WindowConv
 
 __all__ = ["describe", "restore", "stored_kernels"]
 
-_KINDS: dict[str, type[Kernel]] = {kind.__name__: kind for kind in (BitslicedConv, JoinedConv, PixelConv, PopcountLinear, Pool, WindowConv)}
+_KINDS: dict[str, type[Kernel]] = {
+    kind.__name__: kind for kind in (BitslicedConv, JoinedConv, MeanLinear, PixelConv, PopcountLinear, Pool, WindowConv)
+}
 _PARTS = {"JoinedConv": ("one", "other")}
 _BUFFERS = {
-    "BitslicedConv": ("index", "starts", "thresholds"), "JoinedConv": ("least",), "PixelConv": ("taps", "starts", "thresholds", "falling"),
+    "BitslicedConv": ("index", "starts", "thresholds"), "JoinedConv": ("least",), "MeanLinear": ("index", "starts"),
+    "PixelConv": ("taps", "starts", "thresholds", "falling"),
     "PopcountLinear": ("weights", "kept", "thresholds"), "WindowConv": ("weights", "thresholds"), "Pool": ("falling",),
 }  # fmt: skip
 

@@ -8,14 +8,15 @@ from torch import Tensor
 from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.means import MeanLinear, reads_few_enough
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import Kernel
 from mptify.runtime.pooling import Pool
-from mptify.runtime.tails import Branch, Tail
+from mptify.runtime.tails import Branch, Head, Tail, shape_of
 from mptify.runtime.thresholds import Thresholds, find_joint_thresholds, find_real_thresholds, find_thresholds
 from mptify.runtime.windows import WindowConv, can_count, is_faster
 
-__all__ = ["kernel_for_sums", "kernels_for"]
+__all__ = ["kernel_for_means", "kernel_for_sums", "kernels_for"]
 
 
 def kernels_for(tail: Tail, binary: bool) -> tuple[Kernel, Pool | None] | None:
@@ -37,6 +38,13 @@ def kernel_for_sums(branch: Branch) -> tuple[Kernel, None] | None:
         return PopcountLinear(weight), None
     kernel = _convolution(weight, None, branch.geometry())
     return None if kernel is None else (kernel, None)
+
+
+def kernel_for_means(head: Head) -> tuple[Kernel, None] | None:
+    """For a layer that reads the means of signs."""
+    _, channels, height, width = shape_of(head.signs)
+    weight = head.branch.weight()
+    return (MeanLinear(weight), None) if weight.shape[1] == channels and reads_few_enough(channels, height * width) else None
 
 
 def _of_signs(tail: Tail) -> tuple[Kernel, Thresholds] | None:

@@ -9,7 +9,7 @@ from mptify.native.build import open_library
 
 __all__ = ["EDITION", "KINDS", "Layer", "Shape", "Step", "cpu_names", "library"]
 
-EDITION = 8
+EDITION = 9
 
 KINDS = (
     "conv",
@@ -23,6 +23,7 @@ KINDS = (
     "flatten",
     "windows",
     "copy",
+    "means",
 )  # of steps, in the library's order
 
 

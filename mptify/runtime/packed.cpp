@@ -116,7 +116,7 @@ void in_parts(int64_t count, int threads, int64_t grain, const Work& work) {
 
 extern "C" {
 
-int mptify_packed_edition() { return 8; }
+int mptify_packed_edition() { return 9; }
 
 int mptify_packed_cpus() { return (int)cpus().size(); }
 

@@ -12,7 +12,7 @@ struct Layer {
   int64_t unit, stride, groups, sets, bits, in_stride, classes;
 };
 
-enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN, WINDOWS, COPY };
+enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN, WINDOWS, COPY, MEANS };
 
 struct Step {
   int64_t kind, filters;
@@ -173,6 +173,37 @@ void run_popcount(const Cpu& cpu, const Step& step, const Arrays& arrays, int th
   uint8_t* bits = arrays.at<uint8_t>(step.out);
   std::memset(bits, 0, (size_t)(step.filters + 7) / 8);
   for (int64_t f = 0; f < step.filters; f++) bits[f / 8] |= (uint8_t)((job.out[f] >= thresholds[f]) << f % 8);
+}
+
+// A linear layer on the mean of each plane: its survivors' sums of ±1, which are integers, divided by the pixels.
+void run_means(const Step& step, const Arrays& arrays, int threads) {
+  const Shape& shape = step.one.shape;
+  const uint8_t* planes = arrays.at<uint8_t>(step.in);
+  const uint16_t* index = arrays.at<uint16_t>(step.one.index);
+  const int32_t* starts = arrays.at<int32_t>(step.one.starts);
+  int32_t* sums = arrays.at<int32_t>(step.one.scratch);
+  float* out = arrays.at<float>(step.out);
+  const int64_t pixels = shape.height * shape.width, last = (shape.width - 1) / 8;
+  const unsigned last_bits = (unsigned)low_bits(shape.width - 8 * last);
+  for (int64_t channel = 0; channel < shape.channels; channel++) {
+    int64_t set = 0;
+    for (int64_t y = 0; y < shape.height; y++) {
+      const uint8_t* row = planes + channel * step.one.in_stride + y * shape.in_bytes;
+      for (int64_t at = 0; at <= last; at++) set += __builtin_popcount(at < last ? row[at] : row[at] & last_bits);
+    }
+    sums[channel] = (int32_t)(2 * set - pixels);
+  }
+  const auto total = [&](int32_t begin, int32_t end) {
+    int32_t four[4] = {0, 0, 0, 0};  // that need not wait for each other
+    for (; begin + 4 <= end; begin += 4)
+      for (int k = 0; k < 4; k++) four[k] += sums[index[begin + k]];
+    for (; begin < end; begin++) four[0] += sums[index[begin]];
+    return four[0] + four[1] + four[2] + four[3];
+  };
+  in_parts(step.filters, threads, 64, [&](int64_t first, int64_t last_filter) {
+    for (int64_t f = first; f < last_filter; f++)
+      out[f] = (float)((total(starts[2 * f + 1], starts[2 * f + 2]) - total(starts[2 * f], starts[2 * f + 1])) / (double)pixels);
+  });
 }
 
 // A convolution that sees few pixels. Its scratch holds the channels of each input pixel, side by side, and one row of them per window.
@@ -340,6 +371,7 @@ void run_step(const Cpu& cpu, const Step& step, const Arrays& arrays, int thread
     case FLATTEN: return run_flatten(step, arrays);
     case COPY: return (void)std::memcpy(arrays.at<uint8_t>(step.out) + step.span, arrays.at<uint8_t>(step.in), (size_t)step.length);
     case WINDOWS: return run_windows(cpu, step, arrays, threads);
+    case MEANS: return run_means(step, arrays, threads);
   }
 }
 

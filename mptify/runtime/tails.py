@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from mptify.layers import TicketConv2d, TicketLinear
 from mptify.norms import ChannelBatchNorm, Sign, TokenBatchNorm
 from mptify.runtime.bitsliced import Geometry
 
-__all__ = ["Branch", "Tail", "Tails", "is_concat", "is_plain_pool", "is_through", "module_of"]
+__all__ = ["Branch", "Head", "Tail", "Tails", "is_concat", "is_plain_pool", "is_through", "module_of"]
 
 _THROUGH = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # what hands its input on in eval()
 _NORMS = {"channels": (nn.BatchNorm2d, ChannelBatchNorm), "tokens": (TokenBatchNorm,), "vectors": (TokenBatchNorm, nn.BatchNorm1d)}
@@ -86,14 +87,24 @@ class Tail:
         return y.transpose(1, 2)[:, :, None] if self.branch.layout == "tokens" else y
 
 
+@dataclass
+class Head:
+    """A linear layer that reads nothing but the mean of each channel of signs: what it stands for, and the signs."""
+
+    branch: Branch
+    signs: fx.Node
+    nodes: list[fx.Node]  # between the signs and the layer
+
+
 class Tails:
-    """Of a graph whose nodes know their shapes: the `binary` ones, whose value is ±1, and for signs that have one their tail."""
+    """Of a graph whose nodes know their shapes: the `binary` ones, whose value is ±1; for signs that have one their tail; heads."""
 
     def __init__(self, model: fx.GraphModule):
         self.modules = dict(model.named_modules())
         self.order = {node: place for place, node in enumerate(model.graph.nodes)}
         self.binary: set[fx.Node] = set()
         self.of: dict[fx.Node, Tail] = {}
+        self.heads: dict[fx.Node, Head] = {}
         for node in model.graph.nodes:
             module = module_of(node, self.modules)
             if isinstance(module, Sign):
@@ -105,6 +116,8 @@ class Tails:
                 node.args and node.args[0] in self.binary and (is_through(module) or is_plain_pool(module) or is_flatten(node, module))
             ) or (is_concat(node) and all(one in self.binary for one in node.args[0])):
                 self.binary.add(node)
+            elif (head := self._head(node)) is not None:
+                self.heads[node] = head
 
     def layer_at(self, node: Any) -> Branch | None:
         """The layer at a node, if it is one that has kernels."""
@@ -118,6 +131,22 @@ class Tails:
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             return None
         return Branch(node, layer, "channels", nodes=[node])
+
+    def _head(self, node: fx.Node) -> Head | None:
+        branch = self.layer_at(node)
+        if branch is None or branch.layout != "vectors":
+            return None
+        top, averaged = branch.source, False
+        nodes: list[fx.Node] = []
+        while isinstance(top, fx.Node) and top not in self.binary and len(top.users) == 1 and top.args:
+            module = module_of(top, self.modules)
+            if is_mean(top, module):
+                averaged = True
+            elif not is_through(module) and not is_flatten(top, module):
+                return None
+            nodes.insert(0, top)
+            top = top.args[0]
+        return Head(branch, top, nodes) if averaged and top in self.binary and len(shape_of(top)) == 4 else None
 
     def _tail(self, node: Any) -> Tail | None:
         branch = self._branch(node)
@@ -196,6 +225,17 @@ def is_flatten(node: fx.Node, module: Any) -> bool:
         return False
     before = tuple(shape_of(node.args[0]))
     return len(before) == 4 and tuple(shape_of(node)) == (before[0], prod(before[1:]))
+
+
+def is_mean(node: fx.Node, module: Any) -> bool:
+    """Whether of each channel of an image its mean is left."""
+    if isinstance(module, nn.AdaptiveAvgPool2d) or node.target is F.adaptive_avg_pool2d:
+        size = module.output_size if module is not None else node.args[1] if len(node.args) > 1 else node.kwargs.get("output_size")
+        return size in (1, (1, 1), [1, 1])
+    if node.target not in (torch.mean, "mean") or len(shape_of(node.args[0])) != 4:
+        return False
+    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    return isinstance(dims, (list, tuple)) and {dim % 4 for dim in dims} == {2, 3} and len(dims) == 2 and "dtype" not in node.kwargs
 
 
 def is_concat(node: fx.Node) -> bool:

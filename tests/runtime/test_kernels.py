@@ -12,6 +12,7 @@ from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.means import MeanLinear
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import Flatten, Pack, Unpack
 from mptify.runtime.pooling import Pool
@@ -195,6 +196,22 @@ def test_vectors_agree(inputs, which_cpu):
     least = torch.randint(-9, 10, (70,))
     found = through(PopcountLinear(weight.to(torch.int8), least), x, layout="vectors", which_cpu=which_cpu)
     assert torch.equal(found > 0, sums >= least)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 1), (2, 70, 7, 7), (1, 5, 9, 64), (3, 33, 4, 65), (1, 300, 3, 8)])
+def test_means_are_rounded_once(shape):
+    """Exactly what float64 says, in float32."""
+    torch.manual_seed(6)
+    x = signs(*shape)
+    for kept in (0.05, 0.5, 1.0):
+        weight = ternary(70, shape[1], kept=kept)
+        expected = (x.double().sum((2, 3)) @ weight.double().T / (shape[2] * shape[3])).float()
+        assert torch.equal(through(MeanLinear(weight.to(torch.int8)), x), expected)
+
+
+def test_means_of_other_images_are_told():
+    with pytest.raises(MptifyError, match="reads 5 channels, and was given 4"):
+        through(MeanLinear(ternary(3, 5, kept=0.5).to(torch.int8)), signs(1, 4, 2, 2))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 1, 1, 1), (2, 5, 4, 8), (1, 4, 3, 65), (3, 2, 2, 12)])

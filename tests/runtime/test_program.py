@@ -17,6 +17,7 @@ from mptify.runtime.bitsliced import BitslicedConv, Geometry
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.means import MeanLinear
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import Concat
 from mptify.runtime.program import Chain
@@ -53,6 +54,15 @@ def exact(x):
     return (x * 8).round().clamp(-24, 24) / 8
 
 
+def require_same(ours, theirs, program):
+    """Logits of a program are the float path's: to the last bit, but for a classifier that reads averages. That one adds integers and
+    divides once, where torch adds what it has divided."""
+    if any(isinstance(module, MeanLinear) for module in program.modules()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
+    else:
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
 def test_logits_are_those_of_the_float_path(entry):
     model, inputs = build(entry)
@@ -67,7 +77,7 @@ def test_logits_are_those_of_the_float_path(entry):
             if entry.name in ROUNDED:
                 torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
             else:
-                assert torch.equal(ours, theirs)
+                require_same(ours, theirs, program)
     packed = sum(isinstance(module, (BitslicedConv, PopcountLinear, PixelConv, WindowConv)) for module in program.modules())
     assert (packed > 0) == (entry.name not in THREE_DIMENSIONS)
 
@@ -83,7 +93,7 @@ def test_norms_of_every_kind(residual):
     for size in ((32, 32), (40, 24), (33, 65)):
         x = exact(torch.randn(2, 3, *size))
         with torch.no_grad():
-            assert torch.equal(program(x), ticketed(x))
+            require_same(program(x), ticketed(x), program)
 
 
 def test_copies_stand_on_their_own():
@@ -101,7 +111,7 @@ def test_copies_stand_on_their_own():
 
 @pytest.mark.parametrize("name", ["conv2", "conv6", "resnet18_cifar"])
 def test_the_papers_networks_are_packed_whole(name):
-    """From the first layer to the last, or to the average before it, in one chain."""
+    """From the first layer to the last in one chain."""
     from mptify import models
 
     torch.manual_seed(7)
@@ -109,8 +119,47 @@ def test_the_papers_networks_are_packed_whole(name):
     x = exact(torch.randn(3, 3, 32, 32))
     program = mptify.pack(ticketed, x)
     assert sum(isinstance(module, Chain) for module in program.modules()) == 1
+    assert not mptify.ticket_layers(program)
     with torch.no_grad():
-        assert torch.equal(program(x), ticketed(x))
+        require_same(program(x), ticketed(x), program)
+
+
+class Averaged(nn.Module):
+    """A classifier behind an average pool, in the ways that people write it; with `twice`, something else reads the averages too."""
+
+    def __init__(self, way, twice):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 9, 3), nn.BatchNorm2d(9), nn.ReLU(), nn.Conv2d(9, 11, 3), nn.BatchNorm2d(11), nn.ReLU())
+        self.pool, self.drop, self.head = nn.AdaptiveAvgPool2d(1), nn.Dropout(0.2), nn.Linear(11, 5)
+        self.way, self.twice = way, twice
+
+    def forward(self, x):
+        x = self.body(x)
+        if self.way == "module":
+            x = torch.flatten(self.pool(x), 1)
+        elif self.way == "function":
+            x = nn.functional.adaptive_avg_pool2d(x, (1, 1)).flatten(1)
+        elif self.way == "mean":
+            x = x.mean((-2, -1))
+        else:
+            x = x.mean((1, 3))  # over other dimensions: no average pool
+        y = self.head(self.drop(x))
+        return y + x.sum(1, keepdim=True) if self.twice else y
+
+
+@pytest.mark.parametrize(
+    ("way", "twice", "packed"),
+    [("module", False, True), ("function", False, True), ("mean", False, True), ("module", True, False), ("other", False, False)],
+)
+def test_a_classifier_that_reads_averages_is_packed_with_them(way, twice, packed):
+    """And where something else reads them too, or where they are other averages, it is not."""
+    torch.manual_seed(12)
+    ticketed = shaken_(mptify.transform(Averaged(way, twice), bits="1/1", prune=0.4)).eval()
+    x = exact(torch.randn(2, 3, 15, 15))
+    program = mptify.pack(ticketed, x)
+    assert any(isinstance(module, MeanLinear) for module in program.modules()) == packed
+    with torch.no_grad():
+        require_same(program(x), ticketed(x), program)
 
 
 @pytest.mark.parametrize("name", ["mptify:conv2", "timm:test_vit"])
@@ -167,7 +216,7 @@ def test_planes_are_handed_from_chain_to_chain():
     assert any("unpack" in name and "relu" not in name for name in chains[0].kernels), list(chains[0].kernels)
     with torch.no_grad():
         x = exact(images())
-        assert torch.equal(program(x), ticketed(x))
+        require_same(program(x), ticketed(x), program)
 
 
 def test_a_program_can_be_called_by_several_threads_at_once():
@@ -194,7 +243,7 @@ def test_many_sizes_do_not_pile_up():
     with torch.no_grad():
         for height in range(8, 20):
             x = exact(torch.randn(1, images().shape[1], height, 16))
-            assert torch.equal(program(x), ticketed(x))
+            require_same(program(x), ticketed(x), program)
     assert len(chain._ready) <= 4
 
 
@@ -225,7 +274,7 @@ def test_channels_are_joined_as_bits():
     assert sum(isinstance(kernel, Concat) for kernel in chain.kernels.values()) == 1
     with torch.no_grad():
         x = exact(images())
-        assert torch.equal(program(x), ticketed(x))
+        require_same(program(x), ticketed(x), program)
 
 
 def packed_pair(network, prune=0.5):
@@ -241,12 +290,12 @@ def test_what_torch_does_by_default_changes_nothing():
         expected = ticketed(x)
         try:
             torch.set_default_dtype(torch.bfloat16)
-            assert torch.equal(program(x), expected)
+            require_same(program(x), expected, program)
         finally:
             torch.set_default_dtype(torch.float32)
         chain._forget()
         with torch.device("meta"):
-            assert torch.equal(program(x), expected)
+            require_same(program(x), expected, program)
 
 
 def test_a_program_that_was_changed_is_told():
@@ -279,7 +328,7 @@ def test_what_is_there_once_is_there_for_all_images():
     x = exact(torch.randn(3, 3, 16, 16))
     with torch.no_grad():
         program = mptify.pack(ticketed, x)
-        assert torch.equal(program(x), ticketed(x))
+        require_same(program(x), ticketed(x), program)
         for chain in (module for module in program.modules() if isinstance(module, Chain) and len(module.inputs) == 2):
             with pytest.raises(MptifyError, match="3 and 2 images at once"):
                 chain(torch.zeros(3, 3, 16, 16), torch.zeros(2, 8, 16, 16))
@@ -456,7 +505,7 @@ def test_a_file_becomes_a_program_layer_by_layer(name, tmp_path, monkeypatch):
     assert not any(one() is not None for one in fetched)
     with torch.no_grad():
         x = exact(x)
-        assert torch.equal(program(x), mptify.load(tmp_path / "a.ticket")(x))
+        require_same(program(x), mptify.load(tmp_path / "a.ticket")(x), program)
     held = sum(parameter.numel() for parameter in program.parameters())
     left = sum(layer.count for layer in mptify.ticket_layers(program).values())
     assert held < left + 30_000  # of what is packed, nothing
@@ -471,7 +520,7 @@ def test_a_program_is_made_of_a_model_of_ones_own_too(tmp_path):
     program = mptify.load(tmp_path / "a.ticket", model=Plain(), runtime="packed", example=images())
     with torch.no_grad():
         x = exact(images())
-        assert torch.equal(program(x), ticketed(x))
+        require_same(program(x), ticketed(x), program)
     with pytest.raises(MptifyError, match="runtime='fast': there are 'float' and 'packed'"):
         mptify.load(tmp_path / "a.ticket", model=Plain(), runtime="fast")
     with pytest.raises(MptifyError, match="run on CPUs"):

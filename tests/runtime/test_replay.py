@@ -13,6 +13,7 @@ from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.linear import PopcountLinear
+from mptify.runtime.means import MeanLinear
 from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import Flatten
 from mptify.runtime.pooling import Pool
@@ -50,6 +51,7 @@ def random_chains():
     for least in (None, torch.randint(-9, 10, (70,))):
         yield chain_of(PopcountLinear(ternary(70, inputs, kept=0.4).to(torch.int8), least), 1, layout="vectors"), (signs(2, inputs),)
     yield chain_of(Flatten(), 1), (signs(2, random.randint(1, 5), random.randint(1, 9), random.randint(1, 70)),)
+    yield chain_of(MeanLinear(ternary(70, 13, kept=0.4).to(torch.int8)), 1), (signs(2, 13, random.randint(1, 9), random.randint(1, 70)),)
     pool = nn.MaxPool2d(random.randint(1, 3), random.randint(1, 3))
     yield (
         chain_of(Pool(pool, (torch.rand(4) < 0.5).to(torch.uint8)), 1),

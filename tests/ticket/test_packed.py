@@ -18,6 +18,7 @@ from mptify.runtime import packed_layers
 from mptify.runtime.library import library
 from mptify.ticket import packed
 from mptify.ticket.format import as_json
+from tests.runtime.test_program import require_same
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),
@@ -52,7 +53,7 @@ def test_the_program_is_the_same_again(name, tmp_path):
     program, made = mptify.load(path), mptify.load(tmp_path / "a.ticket", runtime="packed")
     with torch.no_grad():
         assert torch.equal(program(x), made(x))
-        assert torch.equal(program(x), mptify.load(tmp_path / "a.ticket")(x))
+        require_same(program(x), mptify.load(tmp_path / "a.ticket")(x), program)
     assert [layer.weight_bytes for layer in packed_layers(program)] == [layer.weight_bytes for layer in packed_layers(made)]
     assert {name: layer.kept for name, layer in mptify.ticket_layers(program).items()} == {
         name: layer.kept for name, layer in mptify.ticket_layers(made).items()
@@ -155,6 +156,13 @@ HOSTILE = {
     "more than it should": (set_in("more", 1), "lacks or adds something"),
     "settings that mean nothing": (set_in("spec", "prune", 7), "settings mean nothing"),
 }  # fmt: skip
+
+
+def test_a_head_that_reads_what_is_not_there_is_refused(tmp_path):
+    path, _ = packed_file("torchvision:mobilenet_v2", tmp_path)
+    for change in (fill("kernel.classifier_1_sums.index", 2000), set_in("kernels", "classifier_1_sums", "inputs", 7)):
+        with pytest.raises(DamagedTicket, match="lie outside of the image"):
+            mptify.load(rewritten(path, tmp_path / "b.packed", change))
 
 
 @pytest.mark.parametrize("what", HOSTILE)
