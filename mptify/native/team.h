@@ -1,4 +1,4 @@
-// Threads for both libraries.
+// Threads for passes over weights, which stand between torch's own.
 #pragma once
 
 #include <atomic>

@@ -104,6 +104,12 @@ def test_nothing_is_read_or_written_outside(tmp_path):
     require_agreement([build("g++", tmp_path, *flags)], range(len(cpu_names())), rounds=40)
 
 
+def test_threads_do_not_get_in_each_others_way(tmp_path):
+    """ThreadSanitizer."""
+    flags = ["-O1", "-g1", "-fsanitize=thread", "-DMPTIFY_ONE_CPU"]
+    require_agreement([build("g++", tmp_path, *flags)], [0], rounds=10)
+
+
 @pytest.mark.skipif(
     not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")), reason="no cross compiler or no emulator for ARM"
 )
