@@ -17,7 +17,7 @@ LEVELS = [
     ["settings"],
     ["native"],
     ["functional", "randomness"],
-    ["norms", "applying", "threshold", "bare"],
+    ["norms", "applying", "threshold", "bare", "theory"],
     ["layers"],
     ["surgery"],
     ["runtime"],
