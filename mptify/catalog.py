@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mptify import models
 from mptify.errors import BadSpec, UnknownModel
+from mptify.models.in_timm import PREFIX
 
 __all__ = ["Entry", "all_entries", "build", "example_inputs", "hub_task", "resolve", "tensors_in", "training_loss"]
 
@@ -46,7 +47,7 @@ def _names(source: str) -> tuple[str, ...]:
         return tuple(models.BUILDERS)
     import timm
 
-    return tuple(timm.list_models())
+    return tuple(name for name in timm.list_models() if not name.startswith(PREFIX))  # ours are registered there too
 
 
 def all_entries() -> list[Entry]:
@@ -61,6 +62,8 @@ def resolve(text: str) -> Entry:
         raise UnknownModel(f"{text}: {source!r} is no source of models; write {' or '.join(f'{one}:{name}' for one in _SOURCES)}.")
     if not colon and name in _names("torchvision"):  # without waiting for timm's import
         return Entry("torchvision", name, shadowed=_timm_defines(name))
+    if source in ("", "timm") and name.startswith(PREFIX) and models.is_known(name.removeprefix(PREFIX)):  # as timm calls ours
+        return Entry("mptify", name.removeprefix(PREFIX))
     sources = (source,) if colon else _SOURCES
     if "mptify" in sources and models.is_known(name):  # timm has none of these names, and need not be imported to say so
         return Entry("mptify", name)

@@ -13,7 +13,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from mptify.errors import BadSpec
 from mptify.spec import TicketSpec, as_tuple, check_spec, checked
 
-__all__ = ["DataSpec", "Recipe", "SearchSpec", "find_recipe", "make_recipe", "make_search_spec", "recipe_names", "to_yaml", "with_settings"]
+__all__ = [
+    "DataSpec", "Recipe", "SearchSpec", "find_recipe", "make_recipe", "make_search_spec", "recipe_names", "recipe_text", "to_yaml",
+    "with_settings",
+]  # fmt: skip
 
 Kind = Literal["scores", "norm", "bias", "other", "dense"]
 
@@ -194,8 +197,8 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in _folder().glob("*.yaml"))
 
 
-def find_recipe(name: str) -> tuple[dict[str, Any], str]:
-    """Raw settings from a file, or from a recipe that comes with mptify; and what to call it in errors."""
+def recipe_text(name: str) -> str:
+    """A recipe as it is written, comments and all: a file's, or that of one that comes with mptify."""
     path = Path(name)
     if not path.is_file():
         if path.suffix in (".yaml", ".yml") or path.parent != Path():
@@ -203,11 +206,20 @@ def find_recipe(name: str) -> tuple[dict[str, Any], str]:
         path = _folder() / f"{name}.yaml"
     if not path.is_file():
         near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(recipe_names())}."
+        hint = f"did you mean {near[0]!r}?" if near else "`mptify recipes` lists them."
         raise BadSpec(f"There is no recipe {name!r}; {hint}")
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), _OnceOnly)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadSpec(f"{name}: this is no YAML.") from None
+
+
+def find_recipe(name: str) -> tuple[dict[str, Any], str]:
+    """Raw settings from a file, or from a recipe that comes with mptify; and what to call it in errors."""
+    text = recipe_text(name)
+    try:
+        settings = yaml.load(text, _OnceOnly)
+    except yaml.YAMLError as error:
         where = f" (line {error.problem_mark.line + 1})" if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else ""
         raise BadSpec(f"{name}: this is no YAML{where}.") from None
     except BadSpec as error:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from mptify.cli import bench, card, convert, diff, evaluate, export, inspect, predict, search, verify, zoo
+from mptify.cli import bench, card, convert, diff, evaluate, export, inspect, predict, recipes, search, theory, verify, zoo
 from mptify.errors import MptifyError
 
 __all__ = ["app", "main"]
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("convert")(convert.convert)
 app.command("search")(search.search)
+app.command("recipes")(recipes.recipes)
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
@@ -30,6 +31,7 @@ app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)
 app.command("card")(card.card)
 app.command("zoo")(zoo.zoo)
+app.command("theory")(theory.theory)
 app.add_typer(bench.app, name="bench")
 
 

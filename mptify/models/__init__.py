@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -10,17 +11,24 @@ from typing import Any
 from torch import nn
 
 from mptify.models.conv import conv2, conv4, conv6, conv8
-from mptify.models.resnet import resnet18_cifar
+from mptify.models.in_timm import offer_to_timm
+from mptify.models.resnet import resnet18_cifar, resnet20_cifar, resnet56_cifar, wide_resnet34_2
+from mptify.models.vgg import vgg_small
 
-__all__ = ["BUILDERS", "build", "conv2", "conv4", "conv6", "conv8", "is_known", "resnet18_cifar"]
+__all__ = [
+    "BUILDERS", "build", "conv2", "conv4", "conv6", "conv8", "is_known", "resnet18_cifar", "resnet20_cifar", "resnet56_cifar", "vgg_small",
+    "wide_resnet34_2",
+]  # fmt: skip
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for builder in (conv2, conv4, conv6, conv8, resnet18_cifar)}
+_ALL = (conv2, conv4, conv6, conv8, vgg_small, resnet18_cifar, resnet20_cifar, resnet56_cifar, wide_resnet34_2)
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for builder in _ALL}
 
 
 def is_known(name: str) -> bool:
     """Whether `build` knows this name: a builder's, with `_x1.25` behind it for one that is 1.25 times as wide."""
     base, width = _parts(name)
-    return base in BUILDERS and (width is None or (base.startswith("conv") and math.isfinite(width) and 0.01 <= width <= 64))
+    return base in BUILDERS and (width is None or (_has_width(base) and math.isfinite(width) and 0.01 <= width <= 64))
 
 
 def build(name: str, **arguments: Any) -> nn.Module:
@@ -34,3 +42,10 @@ def _parts(name: str) -> tuple[str, float | None]:
     if found is None:
         return name, None
     return found[1], None if found[2] is None else float(found[2])
+
+
+def _has_width(base: str) -> bool:
+    return "width" in inspect.signature(BUILDERS[base]).parameters
+
+
+offer_to_timm(BUILDERS)
