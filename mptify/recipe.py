@@ -14,8 +14,8 @@ from mptify.errors import BadSpec
 from mptify.spec import TicketSpec, as_tuple, check_spec, checked
 
 __all__ = [
-    "DataSpec", "Recipe", "SearchSpec", "find_recipe", "make_recipe", "make_search_spec", "recipe_names", "recipe_text", "to_yaml",
-    "with_settings",
+    "DataSpec", "Recipe", "SearchSpec", "find_recipe", "make_recipe", "make_search_spec", "parse_changes", "recipe_folder", "recipe_names",
+    "recipe_text", "to_yaml", "with_setting", "with_settings",
 ]  # fmt: skip
 
 Kind = Literal["scores", "norm", "bias", "other", "dense"]
@@ -186,7 +186,8 @@ def _consistent(spec: SearchSpec) -> Any:
 # -- files -----------------------------------------------------------------------------------------------------------------
 
 
-def _folder() -> Path:
+def recipe_folder() -> Path:
+    """Where the recipes that come with mptify are."""
     here = Path(__file__).parent
     installed = here / "recipes"
     return installed if installed.is_dir() else here.parent / "recipes"
@@ -194,7 +195,7 @@ def _folder() -> Path:
 
 def recipe_names() -> list[str]:
     """The recipes that come with mptify."""
-    return sorted(path.stem for path in _folder().glob("*.yaml"))
+    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
 
 
 def recipe_text(name: str) -> str:
@@ -203,7 +204,7 @@ def recipe_text(name: str) -> str:
     if not path.is_file():
         if path.suffix in (".yaml", ".yml") or path.parent != Path():
             raise BadSpec(f"{name}: there is no such file.")
-        path = _folder() / f"{name}.yaml"
+        path = recipe_folder() / f"{name}.yaml"
     if not path.is_file():
         near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else "`mptify recipes` lists them."
@@ -243,6 +244,17 @@ class _OnceOnly(yaml.SafeLoader):
 def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
     """Raw settings with `key=value` changes; `ticket.prune=0.9` reaches into a section."""
     changed = dict(settings)
+    for key, value in parse_changes(changes).items():
+        try:
+            changed = with_setting(changed, key, value)
+        except BadSpec as error:
+            raise BadSpec(f"--set {error}") from None
+    return changed
+
+
+def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
+    """`key=value` texts as keys and values."""
+    parsed = {}
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key:
@@ -251,16 +263,23 @@ def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[s
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             value = text
-        sections, last = _path(key.strip())
-        inside = changed
-        for section in sections:
-            inner = inside.get(section)
-            inner = {"source": inner} if section == "data" and isinstance(inner, str) else inner
-            if inner is not None and not isinstance(inner, dict):
-                raise BadSpec(f"--set {change!r}: {section} is no section.")
-            inside[section] = dict(inner or {})
-            inside = inside[section]
-        inside[last] = _number(value)
+        parsed[key.strip()] = _number(value)
+    return parsed
+
+
+def with_setting(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Raw settings with one changed; what was given stays as it is."""
+    changed = dict(settings)
+    sections, last = _path(key)
+    inside = changed
+    for section in sections:
+        inner = inside.get(section)
+        inner = {"source": inner} if section == "data" and isinstance(inner, str) else inner
+        if inner is not None and not isinstance(inner, dict):
+            raise BadSpec(f"{key}={value!r}: {section} is no section.")
+        inside[section] = dict(inner or {})
+        inside = inside[section]
+    inside[last] = value
     return changed
 
 

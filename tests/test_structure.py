@@ -24,7 +24,7 @@ LEVELS = [
     ["catalog", "reporting", "picture", "outline"],
     ["ticket"],
     ["training"],
-    ["exporting", "predicting"],
+    ["exporting", "predicting", "sweep", "plotting"],
     ["coverage", "bench", "inference"],
     ["cli"],
 ]

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from mptify.cli import bench, card, convert, diff, evaluate, export, inspect, predict, recipes, search, theory, verify, zoo
+from mptify.cli import bench, card, convert, diff, evaluate, export, inspect, plot, predict, recipes, search, sweep, theory, verify, zoo
 from mptify.errors import MptifyError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,8 @@ app = typer.Typer(
 app.command("convert")(convert.convert)
 app.command("search")(search.search)
 app.command("recipes")(recipes.recipes)
+app.command("sweep")(sweep.sweep)
+app.command("plot")(plot.plot)
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)

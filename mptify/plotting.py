@@ -1,0 +1,126 @@
+"""Results of a sweep as a figure: means over seeds, with bars to the lowest and the highest, as the paper draws them."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mptify.errors import MptifyError
+from mptify.files import write_whole
+
+__all__ = ["Curve", "Point", "curves_of", "draw_figure"]
+
+_COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#b35806", "#01665e", "#c51b7d", "#4d4d4d")  # told apart by most eyes
+_MARKS = "osD^vP*X"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place of a sweep: mean, lowest and highest top-1 of its seeds."""
+
+    x: float | str | None  # None where the line does not vary along x
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    panel: str
+    label: str
+    points: tuple[Point, ...]
+
+
+def curves_of(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], x: str, panel: str | None) -> list[Curve]:
+    """The lines of a figure: one for each panel, line of the sweep, and place on the axes that are neither `x` nor `panel`."""
+    for axis in (x, panel):
+        if axis is not None and axis not in axes:
+            raise MptifyError(f"The results have no axis {axis!r}; there are {', '.join(axes) or 'none'}.")
+    done = [row for row in rows if row["state"] == "done"]
+    if not done:
+        raise MptifyError(f"None of the {len(rows)} runs is done yet: there is nothing to draw.")
+    panels = list(dict.fromkeys(row[panel] for row in done if row[panel])) if panel else [""]
+    others = [axis for axis in axes if axis not in (x, panel)]
+    curves = []
+    for one in panels:
+        found: dict[str, dict[Any, list[float]]] = {}
+        for row in done:
+            if not panel or row[panel] in (one, ""):
+                label = ", ".join([row["line"], *(named(axis, row[axis]) for axis in others if row[axis])])
+                found.setdefault(label, {}).setdefault(_number(row[x]), []).append(float(row["top1"]))
+        for label, places in found.items():
+            points = [
+                Point(place, statistics.fmean(some), min(some), max(some), len(some))
+                for place, some in sorted(places.items(), key=lambda item: (isinstance(item[0], str), item[0] is None, item[0]))
+            ]
+            curves.append(Curve(named(panel, one) if panel else "", label, tuple(points)))
+    return curves
+
+
+def draw_figure(curves: Sequence[Curve], x: str, title: str, paths: Sequence[Path]) -> None:
+    """One panel beside the other; a file for each path, of the kind that its ending says."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = list(dict.fromkeys(curve.panel for curve in curves))
+    labels = list(dict.fromkeys(curve.label for curve in curves))
+    figure = Figure(figsize=(max(4.6, 2.9 * len(panels) + 0.8), 3.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    everywhere = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    scale = 100 if x.rpartition(".")[2] == "prune" else 1
+    for axes, panel in zip(everywhere, panels, strict=True):
+        for curve in (curve for curve in curves if curve.panel == panel):
+            number = labels.index(curve.label)
+            look: dict[str, Any] = {"color": _COLOURS[number % len(_COLOURS)], "label": curve.label}
+            if [point.x for point in curve.points] == [None]:  # the same whatever x is
+                (point,) = curve.points
+                axes.axhline(point.mean, linestyle="--", **look)
+                axes.axhspan(point.low, point.high, color=look["color"], alpha=0.12, linewidth=0)
+                continue
+            places: list[Any] = [point.x if isinstance(point.x, str) else scale * (point.x or 0) for point in curve.points]
+            means = [point.mean for point in curve.points]
+            bars = [[point.mean - point.low for point in curve.points], [point.high - point.mean for point in curve.points]]
+            axes.errorbar(places, means, bars, marker=_MARKS[number % len(_MARKS)], markersize=4, capsize=3, linewidth=1.4, **look)
+        axes.set_title(panel, fontsize=10)
+        axes.set_xlabel(axis_title(x))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    everywhere[0].set_ylabel("top-1, %")
+    handles: dict[str, Any] = {}
+    for axes in everywhere:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4), frameon=False, fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    for path in paths:
+        buffer = io.BytesIO()
+        kind = path.suffix.removeprefix(".").lower()
+        figure.savefig(buffer, dpi=150, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        write_whole(path, buffer.getvalue())
+
+
+def axis_title(axis: str) -> str:
+    """`ticket.prune` is `pruned, %`."""
+    last = axis.rpartition(".")[2]
+    return {"prune": "pruned, %", "model": "network"}.get(last, last.replace("_", " "))
+
+
+def named(axis: str | None, value: str) -> str:
+    """A place on an axis in words: `80 % pruned`, `conv4`."""
+    last = (axis or "").rpartition(".")[2]
+    if last == "prune":
+        return f"{100 * float(value):g} % pruned"
+    return value.rpartition(":")[2] if last == "model" else f"{axis_title(last)} {value}"
+
+
+def _number(text: str) -> float | str | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return text.rpartition(":")[2]
