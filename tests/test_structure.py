@@ -1,6 +1,7 @@
 """Imports point one way, and every example in the docs runs."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ LEVELS = [
     ["catalog", "reporting", "picture", "outline"],
     ["ticket"],
     ["training"],
-    ["exporting", "predicting", "sweep", "plotting"],
+    ["exporting", "predicting", "page", "sweep", "plotting"],
     ["coverage", "bench", "inference"],
     ["cli"],
 ]
@@ -58,6 +59,15 @@ def test_only_the_command_line_prints():
         if part(path) != "cli":
             calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
             assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"], path
+
+
+def test_every_python_snippet_in_the_docs_is_an_example():
+    """Files that are run below; the README, which can't include them, has one word for word."""
+    for path in (ROOT / "docs").glob("*.md"):
+        for snippet in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+            assert re.fullmatch(r'--8<-- "docs/examples/\w+\.py(:\d+:\d+)?"\n', snippet), (path.name, snippet)
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert snippet == (ROOT / "docs/examples/readme.py").read_text()
 
 
 def test_the_page_of_settings_is_what_the_program_says():

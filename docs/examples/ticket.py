@@ -27,3 +27,6 @@ with tempfile.TemporaryDirectory() as folder:
     other = mptify.ticket_of(mptify.transform(mine, bits="1/32", prune=0.8, seed=1).eval())
     mptify.swap_(loaded, other)  # another ticket, in the same memory
     print(mptify.read(path) == other)
+
+    deck = mptify.Deck(loaded, [mptify.read(path), other]).eval()  # deals them one after the other, and averages their predictions
+    print(tuple(deck(images).shape))

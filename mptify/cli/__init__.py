@@ -7,7 +7,24 @@ import sys
 
 import typer
 
-from mptify.cli import bench, card, convert, diff, evaluate, export, inspect, plot, predict, recipes, search, sweep, theory, verify, zoo
+from mptify.cli import (
+    bench,
+    card,
+    convert,
+    diff,
+    evaluate,
+    export,
+    inspect,
+    plot,
+    predict,
+    recipes,
+    report,
+    search,
+    sweep,
+    theory,
+    verify,
+    zoo,
+)
 from mptify.errors import MptifyError
 
 __all__ = ["app", "main"]
@@ -26,6 +43,7 @@ app.command("recipes")(recipes.recipes)
 app.command("sweep")(sweep.sweep)
 app.command("plot")(plot.plot)
 app.command("eval")(evaluate.evaluate)
+app.command("report")(report.report)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.command("inspect")(inspect.inspect)

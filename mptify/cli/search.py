@@ -190,6 +190,7 @@ def _summary(run: Any, recipe: Any) -> None:
             ("ticket", str(path)),
             ("curves", str(run.folder / "curves.png")),
             ("next", f"mptify inspect {path}"),
+            ("", f"mptify report {run.folder}"),
             ("", f"mptify search --recipe {run.recipe} --set ticket.prune={more:g}"),
         ]
     rows += [("alarm", alarm) for alarm in found["alarms"]]

@@ -57,16 +57,22 @@ def evaluate(
     world: int = 1,
     sum_up: Callable[[Tensor], Tensor] = lambda sums: sums,
     tick: Callable[[int], None] = lambda count: None,
+    see: Callable[[Tensor, Tensor], None] = lambda ranked, labels: None,
 ) -> Evaluation:
-    """Run all images in `eval()` and give the model back in the mode that it came in."""
+    """Run all images in `eval()` and give the model back in the mode that it came in.
+
+    `see` is shown each of this process's batches: the best classes of every image, best first, and the labels.
+    """
     sums = torch.zeros(4, dtype=torch.float64, device=device if torch.device(device).type != "mps" else "cpu")
     start = time.perf_counter()
     with judging(model):
         for pixels, labels in evaluation_batches(images, batch, rank=rank, world=world, device=device):
             logits = logits_of(model(pixels)).float()
-            best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+            ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
+            best = ranked == labels[:, None]
             loss = F.cross_entropy(logits, labels, reduction="sum")
             sums += torch.stack([best[:, 0].sum(), best.any(1).sum(), loss, torch.tensor(len(labels), device=loss.device)]).to(sums)
+            see(ranked, labels)
             tick(len(labels))
     top1, top5, loss, count = sum_up(sums).tolist()
     assert count == len(images), f"{count} images were counted, and there are {len(images)}"
