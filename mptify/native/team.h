@@ -1,4 +1,4 @@
-// Threads for passes over weights, which stand between torch's own.
+// Threads for both libraries.
 #pragma once
 
 #include <atomic>

@@ -105,10 +105,10 @@ const Cpu& cpu_of(int which) { return which < 0 ? cpus().back() : cpus()[which];
 
 // work(begin, end) on parts of [0, count), none of them shorter than `grain`: more parts than threads, since a thread may be held up.
 template <class Work>
-void in_parts(int64_t count, int threads, int64_t grain, const Work& work) {
-  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(threads > 1 ? 4 * threads : 1, count / grain));
+void in_parts(int64_t count, Crew& crew, int64_t grain, const Work& work) {
+  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(crew.threads > 1 ? 8 * crew.threads : 1, count / grain));
   if (parts == 1) return work(0, count);
-  Crew::get().share((uint32_t)parts, [&](int part) { work(count * part / parts, count * (part + 1) / parts); });
+  crew.share((uint32_t)parts, [&](int part) { work(count * part / parts, count * (part + 1) / parts); });
 }
 
 }  // namespace
@@ -123,16 +123,15 @@ int mptify_packed_cpus() { return (int)cpus().size(); }
 
 const char* mptify_packed_cpu(int which) { return cpus()[which].name; }
 
-// Steps on images, one image after the other. Array a of image i lies at arrays[a] + i * strides[a]. With more than one thread, unless
-// another run has them now.
+// Steps on images, one image after the other. Array a of image i lies at arrays[a] + i * strides[a].
 void mptify_packed_run(
     const Step* steps, int64_t count, uint8_t* const* arrays, const int64_t* strides, int64_t images, int which_cpu, int threads) {
   const Cpu& cpu = cpu_of(which_cpu);
-  const bool together = threads > 1 && Crew::get().begin(threads);
-  for (int64_t image = 0; image < images; image++)
-    for (const Step* step = steps; step < steps + count; step++)
-      run_step(cpu, *step, Arrays{arrays, strides, image}, together ? threads : 1);
-  if (together) Crew::get().end();
+  Crew crew(std::max(1, std::min(threads, 4096)));  // whose parts are counted in 16 bits
+  crew.work([&] {
+    for (int64_t image = 0; image < images; image++)
+      for (const Step* step = steps; step < steps + count; step++) run_step(cpu, *step, Arrays{arrays, strides, image}, crew);
+  });
 }
 
 }  // extern "C"

@@ -57,9 +57,9 @@ struct Prepared {
 };
 
 // The planes that a convolution adds, from its image.
-void expand_image(const Cpu& cpu, const Conv& conv, int threads) {
+void expand_image(const Cpu& cpu, const Conv& conv, Crew& crew) {
   const Shape& shape = *conv.shape;
-  in_parts(shape.channels, threads, 16, [&](int64_t begin, int64_t end) {
+  in_parts(shape.channels, crew, 16, [&](int64_t begin, int64_t end) {
     if (conv.masks) return cpu.expand_whole(conv, begin, end);
     expand(conv.image, shape, conv.phases, conv.in_stride, conv.scratch, begin, end);
   });
@@ -91,24 +91,24 @@ class Numbers {
 };
 
 // Planes of signs.
-void run_conv(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+void run_conv(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   Prepared layer(step.one, arrays, step.in);
   layer.job.shortcut = arrays.at<uint8_t>(step.second);
   layer.job.out = arrays.at<uint8_t>(step.out);
-  expand_image(cpu, layer.conv, threads);
+  expand_image(cpu, layer.conv, crew);
   const Shape& shape = step.one.shape;
-  in_parts(step.filters, threads, 4, [&](int64_t first, int64_t last) {
+  in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
     run_words(cpu, layer.job, shape.out_height * shape.out_bytes, first, last);
   });
 }
 
 // The sums themselves: float32, [filters][height][width].
-void run_sums(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+void run_sums(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   const Prepared layer(step.one, arrays, step.in);
   const Run* runs = arrays.at<Run>(step.runs);
   float* sums = arrays.at<float>(step.out);
-  expand_image(cpu, layer.conv, threads);
-  in_parts(step.filters, threads, 4, [&](int64_t first, int64_t last) {
+  expand_image(cpu, layer.conv, crew);
+  in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
     Numbers room(layer.conv);
     const int64_t pixels = step.one.shape.out_height * step.one.shape.out_width;
     for (int64_t f = first; f < last; f++) cpu.sums_of_filter(layer.conv, runs, step.run_count, f, room.of(cpu, f), sums + f * pixels);
@@ -116,13 +116,13 @@ void run_sums(const Cpu& cpu, const Step& step, const Arrays& arrays, int thread
 }
 
 // Two layers, and the signs of what their outputs add up to.
-void run_join(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+void run_join(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   const Prepared one(step.one, arrays, step.in), other(step.other, arrays, step.second);
   const Join join = {&one.conv, &other.conv, arrays.at<int16_t>(step.table), arrays.at<Run>(step.runs), arrays.at<uint8_t>(step.out),
                      step.span, step.run_count, step.filters, step.one.stride};
-  expand_image(cpu, one.conv, threads);
-  expand_image(cpu, other.conv, threads);
-  in_parts(join.filters, threads, 4, [&](int64_t first, int64_t last) {
+  expand_image(cpu, one.conv, crew);
+  expand_image(cpu, other.conv, crew);
+  in_parts(join.filters, crew, 4, [&](int64_t first, int64_t last) {
     Numbers ones(one.conv), others(other.conv);
     std::vector<uint8_t> above((size_t)ones.count + 16);
     for (int64_t f = first; f < last; f++) {
@@ -135,12 +135,12 @@ void run_join(const Cpu& cpu, const Step& step, const Arrays& arrays, int thread
 // -- other layers -------------------------------------------------------------------------------------------------------------
 
 // A first layer. `scratch` holds [channels][phases of columns][padded rows][length] floats, and 256 more that mean nothing.
-void run_pixels(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+void run_pixels(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   const Shape& shape = step.one.shape;
   const float* image = arrays.at<float>(step.in);
   float* scratch = arrays.at<float>(step.one.scratch);
   const int64_t rows = shape.height + 2 * shape.pad_h, columns = shape.stride_w, length = step.length;
-  in_parts(shape.channels * rows, threads, 64, [&](int64_t begin, int64_t end) {
+  in_parts(shape.channels * rows, crew, 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
       const int64_t channel = row / rows, y = row % rows - shape.pad_h;
       const bool inside = y >= 0 && y < shape.height;
@@ -160,15 +160,15 @@ void run_pixels(const Cpu& cpu, const Step& step, const Arrays& arrays, int thre
   const Pixels job = {scratch, arrays.at<int32_t>(step.one.index), arrays.at<int32_t>(step.one.starts), arrays.at<float>(step.thresholds),
                       arrays.at<uint8_t>(step.falling), arrays.at<uint8_t>(step.out), step.filters, shape.out_width, shape.out_bytes,
                       step.one.stride, shape.stride_h * length};
-  in_parts(shape.out_height, threads, 4, [&](int64_t begin, int64_t end) { cpu.pixels(job, begin, end); });
+  in_parts(shape.out_height, crew, 4, [&](int64_t begin, int64_t end) { cpu.pixels(job, begin, end); });
 }
 
 // A linear layer on one vector: its sums, or with thresholds (float32, as the sums are) a vector of signs.
-void run_popcount(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+void run_popcount(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   const float* thresholds = arrays.at<float>(step.thresholds);
   const Popcount job = {arrays.at<uint8_t>(step.in), arrays.at<uint8_t>(step.one.index), arrays.at<int32_t>(step.one.starts),
                         arrays.at<float>(thresholds ? step.one.scratch : step.out), step.length};
-  in_parts(step.filters, threads, 64, [&](int64_t begin, int64_t end) { cpu.popcount(job, begin, end); });
+  in_parts(step.filters, crew, 64, [&](int64_t begin, int64_t end) { cpu.popcount(job, begin, end); });
   if (thresholds == nullptr) return;
   uint8_t* bits = arrays.at<uint8_t>(step.out);
   std::memset(bits, 0, (size_t)(step.filters + 7) / 8);
@@ -176,7 +176,7 @@ void run_popcount(const Cpu& cpu, const Step& step, const Arrays& arrays, int th
 }
 
 // A linear layer on the mean of each plane: its survivors' sums of ±1, which are integers, divided by the pixels.
-void run_means(const Step& step, const Arrays& arrays, int threads) {
+void run_means(const Step& step, const Arrays& arrays, Crew& crew) {
   const Shape& shape = step.one.shape;
   const uint8_t* planes = arrays.at<uint8_t>(step.in);
   const uint16_t* index = arrays.at<uint16_t>(step.one.index);
@@ -200,14 +200,14 @@ void run_means(const Step& step, const Arrays& arrays, int threads) {
     for (; begin < end; begin++) four[0] += sums[index[begin]];
     return four[0] + four[1] + four[2] + four[3];
   };
-  in_parts(step.filters, threads, 64, [&](int64_t first, int64_t last_filter) {
+  in_parts(step.filters, crew, 64, [&](int64_t first, int64_t last_filter) {
     for (int64_t f = first; f < last_filter; f++)
       out[f] = (float)((total(starts[2 * f + 1], starts[2 * f + 2]) - total(starts[2 * f], starts[2 * f + 1])) / (double)pixels);
   });
 }
 
 // A convolution that sees few pixels. Its scratch holds the channels of each input pixel, side by side, and one row of them per window.
-void run_windows(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+void run_windows(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   const Layer& layer = step.one;
   const Shape& shape = layer.shape;
   const uint8_t* planes = arrays.at<uint8_t>(step.in);
@@ -237,7 +237,7 @@ void run_windows(const Cpu& cpu, const Step& step, const Arrays& arrays, int thr
                        pixels, window, taps * bytes, layer.classes};
   const int32_t* thresholds = arrays.at<int32_t>(step.thresholds);
   const uint8_t* shortcut = arrays.at<uint8_t>(step.second);
-  in_parts(step.filters, threads, 4, [&](int64_t first, int64_t last) {
+  in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
     std::vector<int32_t> sums((size_t)pixels);
     for (int64_t f = first; f < last; f++) {
       cpu.sums_of_windows(job, f, sums.data());
@@ -263,11 +263,11 @@ void run_windows(const Cpu& cpu, const Step& step, const Arrays& arrays, int thr
 // -- planes -------------------------------------------------------------------------------------------------------------------
 
 // Planes from numbers: a bit is 1 where the number is at least 0.
-void run_pack(const Step& step, const Arrays& arrays, int threads) {
+void run_pack(const Step& step, const Arrays& arrays, Crew& crew) {
   const Shape& shape = step.one.shape;
   const float* numbers = arrays.at<float>(step.in);
   uint8_t* planes = arrays.at<uint8_t>(step.out);
-  in_parts(shape.channels, threads, 16, [&](int64_t begin, int64_t end) {
+  in_parts(shape.channels, crew, 16, [&](int64_t begin, int64_t end) {
     for (int64_t channel = begin; channel < end; channel++)
       for (int64_t y = 0; y < shape.height; y++) {
         const float* from = numbers + channel * step.steps[0] + y * step.steps[1];
@@ -285,7 +285,7 @@ void run_pack(const Step& step, const Arrays& arrays, int threads) {
 }
 
 // ±1 from planes.
-void run_unpack(const Step& step, const Arrays& arrays, int threads) {
+void run_unpack(const Step& step, const Arrays& arrays, Crew& crew) {
   static const std::vector<float> numbers_of_byte = [] {
     std::vector<float> all(256 * 8);
     for (int i = 0; i < 256 * 8; i++) all[i] = i / 8 >> i % 8 & 1 ? 1.0f : -1.0f;
@@ -294,7 +294,7 @@ void run_unpack(const Step& step, const Arrays& arrays, int threads) {
   const Shape& shape = step.one.shape;
   const uint8_t* planes = arrays.at<uint8_t>(step.in);
   float* numbers = arrays.at<float>(step.out);
-  in_parts(shape.channels, threads, 16, [&](int64_t begin, int64_t end) {
+  in_parts(shape.channels, crew, 16, [&](int64_t begin, int64_t end) {
     for (int64_t channel = begin; channel < end; channel++)
       for (int64_t y = 0; y < shape.height; y++) {
         const uint8_t* row = planes + channel * step.one.in_stride + y * shape.in_bytes;
@@ -307,11 +307,11 @@ void run_unpack(const Step& step, const Arrays& arrays, int threads) {
 }
 
 // Largest value in each window, of planes that are thresholds of falling functions (`falling`) the smallest.
-void run_pool(const Step& step, const Arrays& arrays, int threads) {
+void run_pool(const Step& step, const Arrays& arrays, Crew& crew) {
   const Shape& shape = step.one.shape;
   const uint8_t *planes = arrays.at<uint8_t>(step.in), *falling = arrays.at<uint8_t>(step.falling);
   uint8_t* out = arrays.at<uint8_t>(step.out);
-  in_parts(shape.channels, threads, 16, [&](int64_t begin, int64_t end) {
+  in_parts(shape.channels, crew, 16, [&](int64_t begin, int64_t end) {
     PaddedRow most(shape.width, shape.pad_w + shape.kernel_w * shape.dilation_w + 64 * shape.stride_w);  // over a window's rows
     for (int64_t channel = begin; channel < end; channel++) {
       const uint64_t turned = falling && falling[channel] ? ~0ull : 0;  // min is not max of not
@@ -358,20 +358,20 @@ void run_flatten(const Step& step, const Arrays& arrays) {
       }
 }
 
-void run_step(const Cpu& cpu, const Step& step, const Arrays& arrays, int threads) {
+void run_step(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   switch (step.kind) {
-    case CONV: return run_conv(cpu, step, arrays, threads);
-    case SUMS: return run_sums(cpu, step, arrays, threads);
-    case JOIN: return run_join(cpu, step, arrays, threads);
-    case PIXELS: return run_pixels(cpu, step, arrays, threads);
-    case POPCOUNT: return run_popcount(cpu, step, arrays, threads);
-    case PACK: return run_pack(step, arrays, threads);
-    case UNPACK: return run_unpack(step, arrays, threads);
-    case POOL: return run_pool(step, arrays, threads);
+    case CONV: return run_conv(cpu, step, arrays, crew);
+    case SUMS: return run_sums(cpu, step, arrays, crew);
+    case JOIN: return run_join(cpu, step, arrays, crew);
+    case PIXELS: return run_pixels(cpu, step, arrays, crew);
+    case POPCOUNT: return run_popcount(cpu, step, arrays, crew);
+    case PACK: return run_pack(step, arrays, crew);
+    case UNPACK: return run_unpack(step, arrays, crew);
+    case POOL: return run_pool(step, arrays, crew);
     case FLATTEN: return run_flatten(step, arrays);
     case COPY: return (void)std::memcpy(arrays.at<uint8_t>(step.out) + step.span, arrays.at<uint8_t>(step.in), (size_t)step.length);
-    case WINDOWS: return run_windows(cpu, step, arrays, threads);
-    case MEANS: return run_means(step, arrays, threads);
+    case WINDOWS: return run_windows(cpu, step, arrays, crew);
+    case MEANS: return run_means(step, arrays, crew);
   }
 }
 
