@@ -6,8 +6,10 @@ import copy
 import operator
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,7 +53,8 @@ class NodeTime:
 class NetworkTimes:
     """Median milliseconds for one image of the dense network in torch and onnxruntime, and of the packed program; and its steps.
 
-    `speedup` is what several threads gain over one, if there are several; taken before onnxruntime's threads are there to disturb it.
+    `speedup` is what several threads gain over one, if there are several, and `at_once` how many times as many images as one program do
+    as many of them at the same time, one thread each: what the cores have to give. Taken before onnxruntime's threads are there to disturb.
     """
 
     eager: float
@@ -59,6 +62,7 @@ class NetworkTimes:
     onnxruntime: float | None
     packed: float
     speedup: float | None
+    at_once: float | None
     nodes: list[NodeTime]
     weight_bytes: int
     weights: int
@@ -120,7 +124,7 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
         last = copy.deepcopy(dense).to(memory_format=torch.channels_last)
         runs: dict[str, Callable[[], Any]] = {"eager": partial(dense, image), "packed": partial(program, image)}
         runs["channels_last"] = partial(last, image.to(memory_format=torch.channels_last))
-        speedup = _gain_of_threads(runs["packed"], rounds) if torch.get_num_threads() > 1 else None
+        speedup, at_once = _gain_of_threads(program, image, rounds) if torch.get_num_threads() > 1 else (None, None)
         session = _onnx_session(dense, image, Path(folder) / "dense.onnx")
         if session is not None:
             feed = {session.get_inputs()[0].name: image.numpy()}
@@ -134,6 +138,7 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
         times.get("onnxruntime"),
         times["packed"],
         speedup,
+        at_once,
         nodes,
         weight_bytes=sum(layer.weight_bytes for layer in layers),
         weights=sum(layer.weight_count for layer in layers),
@@ -141,21 +146,35 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
     )
 
 
-def _gain_of_threads(run: Callable[[], Any], rounds: int) -> float:
-    """How many times faster all threads are than one: medians of five calls of each in turn.
+def _gain_of_threads(program: nn.Module, image: Tensor, rounds: int) -> tuple[float, float]:
+    """How many times faster all threads are than one, and how many times as many images as many programs do at once.
 
-    Two calls before are not counted: to change their number costs torch a while, in which threads of pools that it makes anew spin.
+    Medians of five calls of each in turn. Two calls before are not counted: to change their number costs torch a while, in which threads
+    of pools that it makes anew spin.
     """
     threads = torch.get_num_threads()
-    times: dict[int, list[float]] = {1: [], threads: []}
+    one, together, at_once = [], [], []
+    copies = [copy.deepcopy(program) for _ in range(threads)]
+    ready = threading.Barrier(threads)
+
+    def alone(mine: nn.Module) -> list[float]:
+        with torch.no_grad():
+            mine(image)
+            ready.wait()
+            return _timed(partial(mine, image), 7)[1:-1]  # while the others run
+
     try:
-        for _ in range(rounds):
-            for count, some in times.items():
-                torch.set_num_threads(count)
-                some += _timed(run, 7)[2:]
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in range(rounds):
+                torch.set_num_threads(1)
+                one += _timed(partial(program, image), 7)[2:]
+                at_once += [ms for some in pool.map(alone, copies) for ms in some]
+                torch.set_num_threads(threads)
+                together += _timed(partial(program, image), 7)[2:]
     finally:
         torch.set_num_threads(threads)
-    return statistics.median(times[1]) / statistics.median(times[threads])
+    usual = statistics.median(one)
+    return usual / statistics.median(together), threads * usual / statistics.median(at_once)
 
 
 def _timed(run: Callable[[], Any], calls: int) -> list[float]:

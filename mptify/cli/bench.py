@@ -201,7 +201,10 @@ def inference(
         table.add_row(label, *(("not installed", "") if ms is None else (f"{ms:.2f}", f"{ms / times.packed:.1f}")))
     out.print(table)
     if times.speedup is not None:
-        out.print(f"With {threads} threads the program is {times.speedup:.2f} times as fast as with one.")
+        out.print(
+            f"With {threads} threads the program is {times.speedup:.2f} times as fast as with one. "
+            f"As many programs at once, with one thread each, do {times.at_once:.2f} times as many images."
+        )
     out.print(
         f"Packed layers hold {times.survivors:,} of {times.weights:,} weights in {times.weight_bytes / 1e6:.2f} MB "
         f"({8 * times.weight_bytes / max(times.survivors, 1):.1f} bits each); {100 * times.float_share:.0f} % of the time is torch's."

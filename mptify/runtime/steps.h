@@ -185,14 +185,16 @@ void run_means(const Step& step, const Arrays& arrays, Crew& crew) {
   float* out = arrays.at<float>(step.out);
   const int64_t pixels = shape.height * shape.width, last = (shape.width - 1) / 8;
   const unsigned last_bits = (unsigned)low_bits(shape.width - 8 * last);
-  for (int64_t channel = 0; channel < shape.channels; channel++) {
-    int64_t set = 0;
-    for (int64_t y = 0; y < shape.height; y++) {
-      const uint8_t* row = planes + channel * step.one.in_stride + y * shape.in_bytes;
-      for (int64_t at = 0; at <= last; at++) set += __builtin_popcount(at < last ? row[at] : row[at] & last_bits);
+  in_parts(shape.channels, crew, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t channel = begin; channel < end; channel++) {
+      int64_t set = 0;
+      for (int64_t y = 0; y < shape.height; y++) {
+        const uint8_t* row = planes + channel * step.one.in_stride + y * shape.in_bytes;
+        for (int64_t at = 0; at <= last; at++) set += __builtin_popcount(at < last ? row[at] : row[at] & last_bits);
+      }
+      sums[channel] = (int32_t)(2 * set - pixels);
     }
-    sums[channel] = (int32_t)(2 * set - pixels);
-  }
+  });
   const auto total = [&](int32_t begin, int32_t end) {
     int32_t four[4] = {0, 0, 0, 0};  // that need not wait for each other
     for (; begin + 4 <= end; begin += 4)

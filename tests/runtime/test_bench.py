@@ -43,7 +43,9 @@ def test_a_network_is_measured_step_by_step(one_image):
 
 
 def test_several_threads_are_compared_with_one(one_image):
-    assert measured("inference", "mptify:conv2", "--prune", "0.9", "--threads", "2")["speedup"] > 0
+    found = measured("inference", "mptify:conv2", "--prune", "0.9", "--threads", "2")
+    assert found["speedup"] > 0
+    assert found["at_once"] > 0
     assert torch.get_num_threads() == 2
 
 
