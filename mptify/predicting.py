@@ -67,6 +67,8 @@ def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:
         with Image.open(path) as opened:
             picture = opened.convert("RGB" if channels == 3 else "L")
     except Exception as error:  # Pillow's plugins raise whatever they like
+        if isinstance(error, FileNotFoundError):
+            raise MptifyError(f"{path}: there is no such file.") from None
         raise MptifyError(f"{path}: this is no image that can be read ({first_line(error)}).") from None
     if channels not in (1, 3):
         raise MptifyError(f"{path}: a picture has 1 or 3 channels, and this network takes {channels}.")

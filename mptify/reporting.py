@@ -164,7 +164,9 @@ def _totals(report: Report) -> Table:
         table.add_row("not traced", f"... and {len(report.untraced) - 3} more parts; each keeps its own forward()")
     table.add_row("trainable", ", ".join(f"{count:,} {kind}" for kind, count in report.trainable.items()))
     ratio = report.float_bytes / report.packed_bytes
-    table.add_row("size", f"{_megabytes(report.float_bytes)} as float32, {_megabytes(report.packed_bytes)} packed ({ratio:.0f}× smaller)")
+    table.add_row(
+        "size", f"{_megabytes(report.float_bytes)} as float32, {_megabytes(report.packed_bytes)} as a ticket ({ratio:.0f}× smaller)"
+    )
     return table
 
 

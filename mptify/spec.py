@@ -104,17 +104,23 @@ def check_spec(spec: TicketSpec) -> TicketSpec:
     return spec
 
 
+def _settings_of(kind: Any) -> Any:
+    """The settings in a section; none if it is no section."""
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ()
+
+
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     for part in path[:-1]:  # into the section that the wrong setting is in
-        inner = model.model_fields[part].annotation if part in model.model_fields else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
+        inner: Any = model.model_fields[part].annotation if part in model.model_fields else None
+        if _settings_of(inner):
             model, path = inner, path[1:]
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         before = name[: len(name) - len(path[0])]
-        near = difflib.get_close_matches(path[0], model.model_fields, n=1)
+        inside = [f"{section}.{path[0]}" for section, field in model.model_fields.items() if path[0] in _settings_of(field.annotation)]
+        near = inside or difflib.get_close_matches(path[0], model.model_fields, n=1)
         hint = f"; did you mean {before + near[0]!r}?" if near else f"; the settings there are {', '.join(model.model_fields)}."
         return f"There is no setting {name!r}{hint}"
     if first["type"] == "missing":

@@ -80,6 +80,12 @@ def test_a_change_that_is_none_is_told_so(change):
         with_settings({"lr": 0.1}, [change])
 
 
+@pytest.mark.parametrize(("key", "right"), [("prune", "ticket.prune"), ("flip", "data.flip"), ("lrr", "lr")])
+def test_a_setting_of_a_section_is_found_there(key, right):
+    with pytest.raises(BadSpec, match=f"no setting '{key}'; did you mean '{right}'"):
+        make_recipe({key: 1})
+
+
 def test_sections_keep_their_other_settings():
     assert make_recipe({"ticket": {"bits": "1/1"}}).ticket.prune == make_recipe({}).ticket.prune == 0.8
     assert make_recipe({"data": "arrays:a.npz"}).data.source == "arrays:a.npz"
