@@ -2,6 +2,9 @@
 
 import csv
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -184,6 +187,25 @@ def test_what_cannot_be_drawn_is_told(arguments, sentence, tmp_path, monkeypatch
     result = CliRunner().invoke(app, ["plot", *arguments])
     assert isinstance(result.exception, MptifyError)
     assert sentence in str(result.exception)
+
+
+def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path):
+    """They save, and nobody searches there any more."""
+    path = written(
+        tmp_path, grid={"width": [0.05]}, lines=[{"name": "MPT-1/32", "set": {"epochs": 100000}}], seeds=[0], figure={"x": "width"}
+    )
+    command = [sys.executable, "-m", "mptify", "sweep", path, "--out", str(tmp_path / "out"), "--threads", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = sweeping.Run(tmp_path / "out/runs/mpt-1-32_width0.05_seed0")
+    while len(run.read_metrics()) < 2:
+        assert process.poll() is None
+        time.sleep(0.2)
+    process.terminate()
+    assert process.wait(timeout=120) == 143
+    run.lock()  # raises if another process still has it
+    run.unlock()
+    assert run.read_checkpoint() is not None
+    assert not run.has_summary
 
 
 def test_a_sweep_runs_for_real_goes_on_and_is_not_run_twice(tmp_path):

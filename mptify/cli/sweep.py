@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +45,7 @@ def sweep(
             typer.echo(cell.name)
         return
     folder = out or Path("runs") / Path(what).stem
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C does: the runs are stopped, and save
     with _Progress(len(cells)) as progress:
         rows = run_sweep(asked, cells, folder, jobs, threads, progress.tell)
     failed = [row for row in rows if row["state"] == "failed"]
