@@ -111,6 +111,7 @@ def _prose(text: str) -> str:
 
 
 def recipe_list() -> str:
+    from mptify.cli.recipes import facts_of
     from mptify.recipe import find_recipe, make_recipe, recipe_names
 
     lines = [
@@ -119,12 +120,12 @@ def recipe_list() -> str:
         "| recipe | network | bits | pruned | reproduces | the paper's top-1 |", "| --- | --- | --- | ---: | --- | ---: |",
     ]  # fmt: skip
     for name in recipe_names():
-        recipe = make_recipe(*find_recipe(name))
-        dense = recipe.method == "dense"
-        places = ", ".join(recipe.about.get("reproduces", ())) or recipe.about.get("what", "")
+        facts = facts_of(name, make_recipe(*find_recipe(name)))
+        about = facts["about"]
         cells = [
-            f"[{name}]({name}.md)", f"`{recipe.model}`", "dense" if dense else recipe.spec.bits,
-            "" if dense else f"{100 * recipe.spec.prune:g} %", places, str(recipe.about.get("top1") or ""),
+            f"[{name}]({name}.md)", f"`{facts['model']}`", facts["bits"] or "dense",
+            "" if facts["prune"] is None else f"{100 * facts['prune']:g} %",
+            ", ".join(about.get("reproduces", ())) or about.get("what", ""), str(about.get("top1") or ""),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", "Sweeps run many of them: [`mptify sweep`](../results.md#sweeps).", ""])
@@ -132,12 +133,11 @@ def recipe_list() -> str:
 
 def recipe_page(name: str) -> str:
     """What a recipe reproduces, what the paper reports, what we measured, how to run it, and the recipe itself."""
+    from mptify.cli.recipes import facts_of
     from mptify.recipe import find_recipe, make_recipe, recipe_text
 
-    recipe = make_recipe(*find_recipe(name))
-    about, measured = recipe.about, yaml.safe_load((HERE / "data/measured.yaml").read_text()).get(name)
-    source = recipe.data.source
-    data = "" if source == "digits" else f" --data {source}:FOLDER"
+    told = facts_of(name, make_recipe(*find_recipe(name)))
+    about, measured = told["about"], yaml.safe_load((HERE / "data/measured.yaml").read_text()).get(name)
     budget = about.get("budget", {})
     ours = f"{measured['top1']} ({measured['compute']}; [more](../{measured['where']}))" if measured else "not run in full: it needs a GPU"
     facts = {
@@ -151,6 +151,6 @@ def recipe_page(name: str) -> str:
     }
     rows = [f"| {key} | {value} |" for key, value in facts.items() if value]
     return "\n".join([
-        f"# {name}", "", "| | |", "| --- | --- |", *rows, "", f"```\nmptify search --recipe {name}{data}\n```", "",
+        f"# {name}", "", "| | |", "| --- | --- |", *rows, "", f"```\n{told['command']}\n```", "",
         f"```yaml\n{recipe_text(name).rstrip()}\n```", "",
     ])  # fmt: skip

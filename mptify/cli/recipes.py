@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["recipes"]
+__all__ = ["facts_of", "recipes"]
 
 
 def recipes(
@@ -19,7 +19,7 @@ def recipes(
     from mptify.recipe import find_recipe, make_recipe, recipe_names, recipe_text
 
     if name is None:
-        listed = [_facts(one, make_recipe(*find_recipe(one))) for one in recipe_names()]
+        listed = [facts_of(one, make_recipe(*find_recipe(one))) for one in recipe_names()]
         if as_json:
             typer.echo(json.dumps(listed, indent=1, ensure_ascii=False))
         else:
@@ -27,14 +27,14 @@ def recipes(
             out.print(_table(listed, out.width))
         return
     recipe = make_recipe(*find_recipe(name))
-    facts = _facts(name, recipe)
+    facts = facts_of(name, recipe)
     if as_json:
         typer.echo(json.dumps({**facts, "settings": recipe.model_dump(mode="json")}, indent=1, ensure_ascii=False))
     else:  # one YAML file still, if it is sent to one
         typer.echo(f"{recipe_text(name).rstrip()}\n\n# {facts['command']}")
 
 
-def _facts(name: str, recipe: Any) -> dict[str, Any]:
+def facts_of(name: str, recipe: Any) -> dict[str, Any]:
     """What is said of a recipe. A dense network has neither bits nor a pruned fraction to speak of."""
     dense = recipe.method == "dense"
     source = recipe.data.source

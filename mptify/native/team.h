@@ -9,10 +9,10 @@
 #include <dlfcn.h>
 #endif
 
-// work(part) for each of `parts` parts, by `threads` threads. By torch's OpenMP threads, if its library is in this process: threads of our own would
+// work(part) for each of `parts` parts, a thread for each. By torch's OpenMP threads, if its library is in this process: threads of our own would
 // wait for a core on which one of those still spins, for longer than the work takes.
 template <class Work>
-void in_team(int parts, int threads, const Work& work) {
+void in_team(int parts, const Work& work) {
   using Start = void (*)(void (*)(void*), void*, unsigned, unsigned);
 #ifndef _WIN32
   static const Start start = (Start)dlsym(RTLD_DEFAULT, "GOMP_parallel");
@@ -29,9 +29,9 @@ void in_team(int parts, int threads, const Work& work) {
     }
   } task;
   task.work = &work, task.parts = parts;
-  if (threads > 1 && start) return start([](void* data) { ((Task*)data)->run(); }, &task, (unsigned)threads, 0);
+  if (parts > 1 && start) return start([](void* data) { ((Task*)data)->run(); }, &task, (unsigned)parts, 0);
   std::vector<std::thread> others;
-  for (int thread = 1; thread < threads; thread++) others.emplace_back([&] { task.run(); });
+  for (int part = 1; part < parts; part++) others.emplace_back([&] { task.run(); });
   task.run();
   for (std::thread& other : others) other.join();
 }

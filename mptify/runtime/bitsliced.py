@@ -105,6 +105,13 @@ def survivors(weight: Tensor, channels: int) -> tuple[np.ndarray, ...]:
     return f, group * signs.shape[1] + c, kh, kw, signs[f, c, kh, kw] > 0
 
 
+def in_lists(filters: int, f: np.ndarray, positive: np.ndarray, *keys: np.ndarray) -> tuple[np.ndarray, Tensor]:
+    """The order in which survivors are listed, by filter, negative ones first, then by `keys` (the last counts most); where lists begin."""
+    order = np.lexsort((*keys, positive, f))
+    lengths = np.bincount((2 * f + positive)[order], minlength=2 * filters)
+    return order, torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+
 class BitslicedConv(Kernel):
     """Signs of thresholded sums, or the sums themselves. `weight` is M ⊙ B: -1, 0 or 1.
 
@@ -123,13 +130,11 @@ class BitslicedConv(Kernel):
         self.geometry = geometry
         f, channel, kh, kw, positive = survivors(weight, geometry.channels)
         offsets = geometry.offsets(channel, kh, kw)
-        order = np.lexsort((offsets, positive, f))
-        lists = (2 * f + positive)[order]
-        lengths = np.bincount(lists, minlength=2 * filters)
+        order, starts = in_lists(filters, f, positive, offsets)
         index = np.concatenate([offsets[order], np.zeros(_SPARE, np.int64)]).astype(np.uint16)
-        self.most_kept = int(lengths.reshape(filters, 2).sum(1).max())
+        self.most_kept = _longest(starts)
         self.register_buffer("index", torch.from_numpy(index))
-        self.register_buffer("starts", torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)))
+        self.register_buffer("starts", starts)
         self.register_buffer("thresholds", None if thresholds is None else thresholds.to(torch.int32))
         self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(order), 2 * len(order)
 

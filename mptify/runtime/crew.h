@@ -23,7 +23,7 @@ class Crew {
   // run() on one thread; whatever it shares, all of them work on.
   template <class Run>
   void work(const Run& run) {
-    in_team(threads, threads, [&](int place) {
+    in_team(threads, [&](int place) {
       if (place > 0) return serve();
       run();
       ended_.store(true, std::memory_order_release);

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError
-from mptify.runtime.bitsliced import fault_in_lists
+from mptify.runtime.bitsliced import fault_in_lists, in_lists
 from mptify.runtime.planes import Bits, Kernel, Numbers, Value
 
 __all__ = ["MeanLinear", "reads_few_enough"]
@@ -39,10 +39,9 @@ class MeanLinear(Kernel):
         filters, self.inputs = weight.shape
         f, channel = np.nonzero(weight.numpy())
         positive = weight.numpy()[f, channel] > 0
-        order = np.lexsort((channel, positive, f))
-        lengths = np.bincount((2 * f + positive)[order], minlength=2 * filters)
+        order, starts = in_lists(filters, f, positive, channel)
         self.register_buffer("index", torch.from_numpy(channel[order].astype(np.uint16)))
-        self.register_buffer("starts", torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)))
+        self.register_buffer("starts", starts)
         self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(order), self.index.nbytes
 
     def fault(self) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError
-from mptify.runtime.bitsliced import Geometry, fault_in_lists, survivors
+from mptify.runtime.bitsliced import Geometry, fault_in_lists, in_lists, survivors
 from mptify.runtime.planes import Bits, Kernel, Value
 from mptify.runtime.thresholds import Thresholds
 
@@ -29,10 +29,9 @@ class PixelConv(Kernel):
         super().__init__()
         self.filters, self.geometry = len(weight), geometry
         f, channel, kh, kw, positive = survivors(weight, geometry.channels)
-        order = np.lexsort((kw, kh, channel, positive, f))
-        lengths = np.bincount((2 * f + positive)[order], minlength=2 * self.filters)
+        order, starts = in_lists(self.filters, f, positive, kw, kh, channel)
         self.register_buffer("taps", torch.from_numpy(np.stack([channel, kh, kw])[:, order].astype(np.int32)))
-        self.register_buffer("starts", torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)))
+        self.register_buffer("starts", starts)
         self.register_buffer("thresholds", found.least.to(torch.float32))
         self.register_buffer("falling", found.falling.to(torch.uint8))
         self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(order), self.taps.nbytes
