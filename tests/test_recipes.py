@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mptify import catalog
 from mptify.cli import app
-from mptify.cli.recipes import _facts, _table
+from mptify.cli.recipes import _table, facts_of
 from mptify.errors import BadSpec
 from mptify.layers import Ticketed
 from mptify.recipe import find_recipe, make_recipe, recipe_names, recipe_text, with_settings
@@ -214,7 +214,7 @@ def test_the_list_fits_a_terminal(width):
 
     out = Console(width=width, color_system=None)
     with out.capture() as capture:
-        out.print(_table([_facts(name, recipe(name)) for name in recipe_names()], width))
+        out.print(_table([facts_of(name, recipe(name)) for name in recipe_names()], width))
     lines = [line.rstrip() for line in capture.get().splitlines()]
     assert max(map(len, lines)) <= width
     for name in recipe_names():
