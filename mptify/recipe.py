@@ -135,6 +135,11 @@ class Recipe(SearchSpec):
         None, description="If given, dense training is run beside the search, with these settings in place of the recipe's."
     )
     start: str | None = Field(None, description="A ticket file to begin with: its survivors, and what else it learned.")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="Threads for torch, on which a run's last bits depend; `--threads` counts more. Else torch decides.",
+    )
     about: dict[str, Any] = Field(default_factory=dict, description="What the recipe reproduces; nothing depends on it.")
 
 
@@ -149,7 +154,7 @@ def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
         recipe = checked(Recipe, settings)
         _consistent(recipe)
         if recipe.baseline is not None:
-            unknown = set(recipe.baseline) & {"method", "ticket", "data", "model", "baseline", "start"}
+            unknown = set(recipe.baseline) & {"method", "ticket", "data", "model", "baseline", "start", "threads"}
             if unknown:
                 raise BadSpec(f"baseline.{sorted(unknown)[0]}: a baseline shares this with its search.")
             try:

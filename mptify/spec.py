@@ -127,4 +127,4 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{name} is missing. {model.model_fields[path[0]].description or ''}".strip()
     reason = first["msg"].replace("Input should be", "should be").removeprefix("Value error, ")
     description = model.model_fields[path[0]].description if path and path[0] in model.model_fields else ""
-    return f"{name}={first['input']!r}: {reason}. {description or ''}".strip()
+    return f"{name}={first['input']!r}: {reason}." + (f" What it sets: {description}" if description else "")

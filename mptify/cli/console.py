@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -16,19 +17,14 @@ def console() -> Console:
 
 
 def print_facts(out: Console, rows: Sequence[tuple[str, str]]) -> None:
-    """Names and what is to be said of them: a table that wraps on a terminal, plain lines in a pipe."""
-    if not out.is_terminal:
-        width = max(len(name) for name, _ in rows)
-        for name, text in rows:
-            out.print(f"{name:<{width}}  {text}", markup=False)
-        return
-    from rich.table import Table
+    """Names and what is to be said of them. On a terminal sentences wrap; commands and paths are left to it, so that they can be copied."""
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("")
+    names = max(len(name) for name, _ in rows) + 2
     for name, text in rows:
-        table.add_row(Text(name), Text(text))
-    out.print(table)
+        lines = [text]
+        if out.is_terminal and not text.startswith("mptify "):
+            lines = textwrap.wrap(text, max(out.width - names, 20), break_long_words=False, break_on_hyphens=False) or [""]
+        for line in lines:
+            out.print(Text.assemble((f"{name:<{names}}", "bold"), line), soft_wrap=True)
+            name = ""

@@ -65,7 +65,4 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=1))
         return
-    typer.echo(
-        f"{file}: top-1 {100 * found.top1:.2f} %, top-5 {100 * found.top5:.2f} %, loss {found.loss:.4f}; "
-        f"{found.images:,} images, {found.images_per_second:,.0f} per second"
-    )
+    typer.echo(f"{file}: {found.in_words(images.classes)}; {found.images:,} images, {found.images_per_second:,.0f} per second")

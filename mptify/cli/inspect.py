@@ -96,7 +96,7 @@ def _facts(summary: Any) -> list[tuple[str, str]]:
         ("file", f"{summary.file_bytes:,} bytes; as float32 its weights took {4 * summary.weights:,}"),
     ]
     for name, value in summary.notes.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = _note(name, value)
         shown = "".join(one if one.isprintable() else "�" for one in (text if len(text) < 400 else text[:400] + " …"))
         rows.append((repr(name)[1:-1], shown))
     return [*rows, ("sha256", summary.digest)]
@@ -108,3 +108,35 @@ def _settings(spec: dict[str, Any]) -> str:
     plain = TicketSpec.model_validate({}).model_dump(mode="json")
     changed = {key: value for key, value in spec.items() if value != plain[key] or key in ("bits", "prune", "seed")}
     return ", ".join(f"{key}={value}" for key, value in changed.items())
+
+
+def _note(name: str, value: Any) -> str:
+    """Notes are whatever their writer liked; of those that a search writes, what a person wants to know."""
+    if name == "accuracy" and isinstance(value, float):
+        return f"{100 * value:.2f} %"
+    if name == "recipe" and isinstance(value, dict):
+        return f"{_changed(value)} (--json has it whole)"
+    return value if isinstance(value, str) else json.dumps(_rounded(value), ensure_ascii=False)
+
+
+def _changed(recipe: dict[str, Any]) -> str:
+    """A recipe's settings where they are not the usual ones; those of the ticket are said elsewhere."""
+    from mptify.recipe import Recipe
+
+    usual = Recipe.model_validate({}).model_dump(mode="json")
+    data = recipe.get("data")
+    inside = {f"data.{key}": (value, usual["data"].get(key)) for key, value in data.items()} if isinstance(data, dict) else {}
+    outside = {key: (value, usual.get(key)) for key, value in recipe.items() if key not in ("ticket", "data", "about")}
+    return ", ".join(f"{key}={_plain(value)}" for key, (value, plain) in (outside | inside).items() if value != plain) or "the defaults"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return {key: _rounded(one) for key, one in value.items()} if isinstance(value, dict) else value

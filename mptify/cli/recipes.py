@@ -25,6 +25,8 @@ def recipes(
         else:
             out = console()
             out.print(_table(listed, out.width))
+            if out.is_terminal:
+                out.print("\nmptify search --recipe NAME runs one; mptify recipes NAME prints it, with its whole command.", highlight=False)
         return
     recipe = make_recipe(*find_recipe(name))
     facts = facts_of(name, recipe)

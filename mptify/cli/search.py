@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,8 @@ def search(
         typer.Option("--baseline/--no-baseline", help="Train the network densely too, to compare; as the recipe says unless given."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads for torch; runs are the same to the bit only with the same number.")
+        int | None,
+        typer.Option(min=1, help="Threads for torch, in place of the recipe's; runs are the same to the bit only with the same number."),
     ] = None,
 ) -> None:
     """Search a ticket: train scores that say which of a network's random weights to keep.
@@ -50,11 +52,13 @@ def search(
         if what or recipe or data or changes or baseline is not None:
             raise MptifyError("--resume takes everything but --out and --threads from the folder of the run; leave the other options away.")
         out = out or newest_unfinished(Path("runs"))
-    if threads is not None:
+    checked = _settings(what, recipe, data, changes or [], baseline, out if resume else None)
+    wanted = threads or checked.threads
+    if wanted is not None:
         import torch
 
-        torch.set_num_threads(threads)
-    _run(_settings(what, recipe, data, changes or [], baseline, out if resume else None), out, resume, threads)
+        torch.set_num_threads(wanted)
+    _run(checked, out, resume, threads)
 
 
 def _settings(
@@ -81,6 +85,8 @@ def _settings(
         spec = ticket.spec.model_dump(mode="json")
         method = {} if ticket.spec.weight_bits == 1 else {"method": "edgepopup"}
         settings = {**settings, **method, "model": str(ticket.architecture), "ticket": spec, "start": str(Path(what).resolve())}
+    elif what is not None and re.match(r"[\w.]+=", what):
+        raise BadSpec(f"{what}: is no network; settings are changed with --set {what}.")
     elif what is not None and ("/" in what or what.endswith(".ticket")):
         raise BadSpec(f"{what}: there is no such file.")
     elif what is not None:

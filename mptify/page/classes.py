@@ -22,8 +22,8 @@ def classes_section(judged: Judged | str, noted: float | None) -> Markup:
         return tag("section", heading, tag("p", judged), id="classes")
     figures = judged.figures
     words = (
-        f"The network as it is now, on {figures.images:,} validation images of {judged.source}: top-1 {100 * figures.top1:.2f} %, "
-        f"top-5 {100 * figures.top5:.2f} %, loss {figures.loss:.4f}. {_compared(figures.top1, noted)}"
+        f"The network as it is now, on {figures.images:,} validation images of {judged.source}: {figures.in_words(judged.classes)}. "
+        f"{_compared(figures.top1, noted)}"
     )
     shown = _matrix(judged) if judged.classes <= MOST_IN_MATRIX else _many(judged)
     return tag("section", heading, tag("p", words), shown, id="classes")

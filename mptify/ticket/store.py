@@ -221,6 +221,9 @@ def read_both(path: str | Path) -> tuple[Ticket, bytes]:
     try:
         data = Path(path).read_bytes()
         return from_bytes(data), data
+    except IsADirectoryError:
+        best = Path(path) / "best.ticket"
+        raise MptifyError(f"{path}: is a folder{f'; its ticket is {best}' if best.is_file() else ', and no ticket'}.") from None
     except OSError as error:
         raise MptifyError(f"{path}: can't be read ({error.strerror}).") from None
     except DamagedTicket as error:

@@ -28,6 +28,11 @@ class Evaluation:
     loss: float
     images_per_second: float
 
+    def in_words(self, classes: int) -> str:
+        """The shares and the loss; of up to five classes, everything is among the best five."""
+        top5 = f"top-5 {100 * self.top5:.2f} %, " if classes > 5 else ""
+        return f"top-1 {100 * self.top1:.2f} %, {top5}loss {self.loss:.4f}"
+
 
 def logits_of(output: Any) -> Tensor:
     """The main output of a classifier: the first, where auxiliary heads answer too."""

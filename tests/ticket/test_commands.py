@@ -153,6 +153,12 @@ def test_tickets_of_different_networks_are_not_compared(files, tmp_path):
     assert "no such layer" in str(run("diff", files[0], tmp_path / "b.ticket").exception)
 
 
+def test_of_a_folder_its_ticket_is_named(files, tmp_path):
+    assert "is a folder, and no ticket" in str(run("inspect", tmp_path).exception)
+    (tmp_path / "best.ticket").write_bytes(files[0].read_bytes())
+    assert f"its ticket is {tmp_path / 'best.ticket'}" in str(run("verify", tmp_path).exception)
+
+
 def test_a_folder_that_can_not_be_written_is_told_before_the_work(tmp_path):
     result = run("convert", "timm:test_vit", "--out", tmp_path / "no" / "a.ticket")
     assert "does not exist" in str(result.exception)

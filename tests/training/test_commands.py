@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 
 import mptify
 from mptify.cli import app
+from mptify.cli.console import print_facts
 from mptify.cli.inspect import _layer_table
 from mptify.errors import MptifyError
 from mptify.models import conv2
 from mptify.ticket.store import read_both
 from mptify.ticket.summary import summarize
+from mptify.training.evaluation import Evaluation
 
 QUICK = ["--set", "epochs=1", "--set", "data.train_images=200", "--no-baseline"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -144,6 +146,42 @@ def test_inspect_keeps_the_layers_names_in_a_narrow_terminal(here):
         assert "13,107" in text
 
 
+def test_inspect_says_what_a_person_wants_to_know_of_the_search(here):
+    works("search", *QUICK)
+    accuracy = mptify.read("runs/conv2-digits/last.ticket").notes["accuracy"]
+    facts = dict(re.findall(r"^(\w+) +(.+)$", works("inspect", "runs/conv2-digits/last.ticket").output, re.MULTILINE))
+    assert facts["accuracy"] == f"{100 * accuracy:.2f} %"
+    assert facts["recipe"] == "epochs=1, threads=1, data.crop=1, data.train_images=200 (--json has it whole)"
+    assert facts["input"].startswith('{"mean": [0.30')
+    assert len(facts["input"]) < 70
+
+
+def test_facts_wrap_where_words_end_and_commands_stay_whole():
+    out = Console(width=40, file=io.StringIO(), force_terminal=True, color_system=None)
+    path = "runs/" + "a" * 50 + "/last.ticket"
+    print_facts(out, [("accuracy", "98 % after the last epoch, 99 % at best"), ("ticket", path), ("next", f"mptify inspect {path} --json")])
+    assert out.file.getvalue().splitlines() == [
+        "accuracy  98 % after the last epoch, 99",
+        "          % at best",
+        f"ticket    {path}",
+        f"next      mptify inspect {path} --json",
+    ]
+
+
+def test_a_recipe_says_how_many_threads_unless_the_command_does(here, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    works("search", *QUICK)
+    assert asked == [1]
+    works("search", *QUICK, "--threads", 2, "--out", "two")
+    assert asked == [1, 2]
+
+
+def test_of_few_classes_there_is_no_top_five():
+    assert "top-5" not in Evaluation(9, 0.5, 1.0, 0.1, 1.0).in_words(5)
+    assert "top-5 100.00 %" in Evaluation(9, 0.5, 1.0, 0.1, 1.0).in_words(6)
+
+
 def test_a_converted_ticket_is_searched_from_its_first_mask(here):
     works("convert", "mptify:conv2", "--in-chans", 1, "--input-size", 8, "--prune", 0.9, "--out", "first.ticket")
     works("search", "first.ticket", "--data", "digits", *QUICK, "--out", "on")
@@ -170,6 +208,8 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
     [
         (["search", "resnet81", "--data", "digits"], "There is no model 'resnet81'"),
         (["search", "none.ticket"], "none.ticket: there is no such file"),
+        (["search", "epochs=6"], "epochs=6: is no network; settings are changed with --set epochs=6"),
+        (["search", "--set", "epochs=two"], "unable to parse string as an integer. What it sets: Passes over the training data."),
         (["search", "--recipe", "digit"], "did you mean 'digits'?"),
         (["search", "--set", "lrr=1"], "digits: There is no setting 'lrr'; did you mean 'lr'?"),
         (["search", "--set", "ticket.prune=1"], "digits: ticket.prune=1: should be less than 1"),
