@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 from mptify.errors import MptifyError
 from mptify.files import write_whole
 
-__all__ = ["Curve", "Point", "curves_of", "draw_figure"]
+__all__ = ["Curve", "Point", "curves_of", "draw_figure", "figure_of"]
 
 _COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#b35806", "#01665e", "#c51b7d", "#4d4d4d")  # told apart by most eyes
 _MARKS = "osD^vP*X"
+_LETTERS = 11  # of a title, per inch
+_MOST_TICKS = 8
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,17 @@ def curves_of(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], x: str, pa
 
 
 def draw_figure(curves: Sequence[Curve], x: str, title: str, paths: Sequence[Path]) -> None:
-    """One panel beside the other; a file for each path, of the kind that its ending says."""
+    """A file for each path, of the kind that its ending says."""
+    figure = figure_of(curves, x, title)
+    for path in paths:
+        buffer = io.BytesIO()
+        kind = path.suffix.removeprefix(".").lower()
+        figure.savefig(buffer, dpi=150, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        write_whole(path, buffer.getvalue())
+
+
+def figure_of(curves: Sequence[Curve], x: str, title: str) -> Any:
+    """Matplotlib's figure, one panel beside the other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -86,6 +99,9 @@ def draw_figure(curves: Sequence[Curve], x: str, title: str, paths: Sequence[Pat
             means = [point.mean for point in curve.points]
             bars = [[point.mean - point.low for point in curve.points], [point.high - point.mean for point in curve.points]]
             axes.errorbar(places, means, bars, marker=_MARKS[number % len(_MARKS)], markersize=4, capsize=3, linewidth=1.4, **look)
+        at = sorted({scale * point.x for curve in curves if curve.panel == panel for point in curve.points if isinstance(point.x, float)})
+        if 1 < len(at) <= _MOST_TICKS:
+            axes.set_xticks(at, [f"{place:g}" for place in at])  # where something was measured, and nowhere else
         axes.set_title(panel, fontsize=10)
         axes.set_xlabel(axis_title(x))
         axes.grid(alpha=0.3)
@@ -97,12 +113,8 @@ def draw_figure(curves: Sequence[Curve], x: str, title: str, paths: Sequence[Pat
             handles.setdefault(label, handle)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4), frameon=False, fontsize=9)
     if title:
-        figure.suptitle(title, fontsize=11)
-    for path in paths:
-        buffer = io.BytesIO()
-        kind = path.suffix.removeprefix(".").lower()
-        figure.savefig(buffer, dpi=150, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        write_whole(path, buffer.getvalue())
+        figure.suptitle(textwrap.fill(title, int(_LETTERS * figure.get_figwidth())), fontsize=11)
+    return figure
 
 
 def axis_title(axis: str) -> str:

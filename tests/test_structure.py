@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -75,7 +76,10 @@ def test_the_page_of_settings_is_what_the_program_says():
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/examples").glob("*.py")), ids=lambda path: path.name)
-def test_the_examples_in_the_docs_run(path):
-    result = subprocess.run([sys.executable, "-W", "error", str(path)], capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout
+def test_the_examples_in_the_docs_run(path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    if path.name == "in_timm.py":  # which is about the order of imports
+        subprocess.run([sys.executable, "-W", "error", str(path)], check=True)
+        return
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mptify import sweep as sweeping
 from mptify.cli import app
 from mptify.errors import BadSpec, MptifyError
-from mptify.plotting import curves_of
+from mptify.plotting import Curve, Point, curves_of, figure_of
 from mptify.recipe import make_recipe
 from mptify.sweep import cells_of, find_sweep, read_results, run_sweep, sweep_names
 
@@ -167,6 +167,17 @@ def test_a_figure_is_drawn_from_what_is_done(tmp_path, monkeypatch):
     alone = CliRunner().invoke(app, ["plot", str(out / "results.csv"), "--x", "width", "--out", str(tmp_path / "a.pdf")])
     assert alone.exit_code == 0
     assert (tmp_path / "a.pdf").read_bytes()[:4] == b"%PDF"
+
+
+def test_a_figure_shows_its_whole_title_and_marks_what_was_measured():
+    points = tuple(Point(float(depth), 40.0, 39.0, 41.0, 3) for depth in (2, 4, 6, 8))
+    title = "Conv-N, a quarter as wide, 80 % pruned, 5,000 images of CIFAR-10, 8 epochs"
+    figure = figure_of([Curve("", "MPT-1/32", points)], "depth", title)
+    figure.canvas.draw()
+    extent = figure._suptitle.get_window_extent()
+    assert extent.x0 >= 0
+    assert extent.x1 <= figure.bbox.width
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["2", "4", "6", "8"]
 
 
 @pytest.mark.parametrize(

@@ -70,40 +70,38 @@ def test_signs_gradients_and_copies(entry, process_group, tmp_path):
         training_loss(outputs.pop()).backward()
         assert {name: what for name, what in bad_gradients(ticketed).items() if (entry.name, what) != ("csatv2", "zero")} == {}
         ticketed.zero_grad(set_to_none=True)
-        _check_file(model, ticketed.eval(), inputs, tmp_path / "a.ticket")
-        if bits == "1/1":
-            _check_copies(model, ticketed, inputs, bits, prune)
-        else:  # a sign could tip over where sums are taken in another order
-            _check_memory_format(ticketed, inputs)
+        with torch.no_grad():
+            expected = seeded(ticketed.eval(), inputs)
+            if bits == "1/1":
+                _check_file(model, ticketed, inputs, expected, tmp_path / "a.ticket")
+                _check_copies(model, ticketed, inputs, expected, prune)
+            else:  # a sign could tip over where sums are taken in another order
+                _check_memory_format(ticketed, inputs, expected)
 
 
-def _check_file(model, ticketed, inputs, path):
+def _check_file(model, ticketed, inputs, expected, path):
     ticket = mptify.save(ticketed, path)
     loaded = mptify.load(path, model=model)
     assert mptify.ticket_of(loaded) == ticket
-    with torch.no_grad():
-        agree(seeded(loaded, inputs), seeded(ticketed, inputs), 0)
+    agree(seeded(loaded, inputs), expected, 0)
 
 
-def _check_copies(model, ticketed, inputs, bits, prune):
-    ticketed.eval()
-    with torch.no_grad():
-        expected = seeded(ticketed, inputs)
-        agree(seeded(copy.deepcopy(ticketed), inputs), expected, 0)
-        other = mptify.transform(model, bits=bits, prune=prune, seed=5).eval()
-        other.load_state_dict(ticketed.state_dict())
-        agree(seeded(other, inputs), expected, 0)
-        for attribute in ("num_classes", "pretrained_cfg", "default_cfg", "num_features", "feature_info", "grad_checkpointing"):
-            if hasattr(model, attribute):
-                assert getattr(ticketed, attribute) == getattr(model, attribute)
-        for method in ("no_weight_decay", "group_matcher"):
-            if hasattr(model, method):
-                ours, theirs = getattr(ticketed, method)(), getattr(model, method)()
-                assert ours == theirs if isinstance(theirs, (set, frozenset)) else type(ours) is type(theirs)
-        if isinstance(getattr(model, "get_classifier", lambda: None)(), torch.nn.Linear):
-            assert isinstance(ticketed.get_classifier(), Ticketed)
-        with torch.autocast("cpu", torch.bfloat16), _QuickConvolutions():
-            assert all(torch.isfinite(one).all() for one in seeded(ticketed, inputs) if one.is_floating_point())
+def _check_copies(model, ticketed, inputs, expected, prune):
+    agree(seeded(copy.deepcopy(ticketed), inputs), expected, 0)
+    other = mptify.transform(model, bits="1/1", prune=prune, seed=5).eval()
+    other.load_state_dict(ticketed.state_dict())
+    agree(seeded(other, inputs), expected, 0)
+    for attribute in ("num_classes", "pretrained_cfg", "default_cfg", "num_features", "feature_info", "grad_checkpointing"):
+        if hasattr(model, attribute):
+            assert getattr(ticketed, attribute) == getattr(model, attribute)
+    for method in ("no_weight_decay", "group_matcher"):
+        if hasattr(model, method):
+            ours, theirs = getattr(ticketed, method)(), getattr(model, method)()
+            assert ours == theirs if isinstance(theirs, (set, frozenset)) else type(ours) is type(theirs)
+    if isinstance(getattr(model, "get_classifier", lambda: None)(), torch.nn.Linear):
+        assert isinstance(ticketed.get_classifier(), Ticketed)
+    with torch.autocast("cpu", torch.bfloat16), _QuickConvolutions():
+        assert all(torch.isfinite(one).all() for one in seeded(ticketed, inputs) if one.is_floating_point())
 
 
 class _QuickConvolutions(TorchDispatchMode):
@@ -116,17 +114,15 @@ class _QuickConvolutions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _check_memory_format(ticketed, inputs):
+def _check_memory_format(ticketed, inputs, expected):
     dims = {parameter.dim() for parameter in ticketed.parameters()} & {4, 5}
     if len(dims) != 1:
         return  # nothing to turn, or what torch refuses to: `Module.to` takes one format for all
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}[dims.pop()]
-    masks = {name: layer.mask.clone() for name, layer in mptify.ticket_layers(ticketed.eval()).items()}
-    with torch.no_grad():
-        expected = seeded(ticketed, inputs)
-        ticketed.to(memory_format=channels_last)
-        turned = tuple(x.to(memory_format=channels_last) if isinstance(x, torch.Tensor) else x for x in inputs)
-        agree(seeded(ticketed, turned), expected, 1e-3)
+    masks = {name: layer.mask.clone() for name, layer in mptify.ticket_layers(ticketed).items()}
+    ticketed.to(memory_format=channels_last)
+    turned = tuple(x.to(memory_format=channels_last) if isinstance(x, torch.Tensor) else x for x in inputs)
+    agree(seeded(ticketed, turned), expected, 1e-3)
     assert all(torch.equal(layer.mask, masks[name]) for name, layer in mptify.ticket_layers(ticketed).items())
 
 

@@ -143,8 +143,7 @@ def test_a_copy_of_a_loaded_model_is_the_same_to_the_bit(tmp_path):
         assert torch.equal(same(images()), ticketed(images()))
 
 
-@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:test_vit"])
-@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize(("name", "bits"), [("torchvision:resnet18", "1/1"), ("timm:test_vit", "1/32")])
 def test_a_named_network_comes_back_in_a_new_process_whatever_the_defaults(name, bits, tmp_path):
     from mptify import catalog
 
