@@ -62,13 +62,13 @@ def test_only_the_command_line_prints():
             assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"], path
 
 
-def test_every_python_snippet_in_the_docs_is_an_example():
-    """Files that are run below; the README, which can't include them, has one word for word."""
-    for path in (ROOT / "docs").glob("*.md"):
-        for snippet in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
-            assert re.fullmatch(r'--8<-- "docs/examples/\w+\.py(:\d+:\d+)?"\n', snippet), (path.name, snippet)
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert snippet == (ROOT / "docs/examples/readme.py").read_text()
+@pytest.mark.parametrize(("language", "files"), [("python", "docs/examples/*.py"), ("yaml", "recipes/**/*.yaml")])
+def test_every_snippet_in_the_docs_is_a_file_word_for_word(language, files):
+    """Or whole lines of one; the examples are run below."""
+    texts = {str(path.relative_to(ROOT)): "\n" + path.read_text() for path in ROOT.glob(files)}
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for snippet in re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL):
+            assert any("\n" + snippet in text for text in texts.values()), (path.name, snippet)
 
 
 def test_the_page_of_settings_is_what_the_program_says():
