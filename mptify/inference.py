@@ -76,7 +76,7 @@ class NetworkTimes:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Milliseconds of one binary layer with its threshold, and of torch's float32 convolution: medians, and what a tenth of the calls stay below.
+    """Milliseconds of one binary layer with its threshold, and of torch's float32 convolution: medians, and lowest tenths.
 
     The kernels keep a core's arithmetic busy, and lose more than torch does to a neighbour who has the other half of the core: the
     lowest tenth of both is what it is without one, if there were moments without.
@@ -241,10 +241,9 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     outputs, floats = ready.begin([image]), weight.float()
     ready.run(-1)
     assert torch.equal(outputs[0] > 0, F.conv2d(image, floats, padding=1) >= thresholds.view(-1, 1, 1))
+    runs = {"packed": partial(ready.run, -1, 1), "dense": partial(F.conv2d, image, floats, padding=1)}
     with torch.no_grad():
-        times = _all_in_turn(
-            {"packed": partial(ready.run, -1, 1), "dense": partial(F.conv2d, image, floats, padding=1)}, rounds, tick, calls=5
-        )
+        times = _all_in_turn(runs, rounds, tick, calls=5)
     packed, dense = times["packed"], times["dense"]
     low = [statistics.quantiles(some, n=10)[0] for some in (packed, dense)]
     return LayerTime(channels, size, prune, statistics.median(packed), statistics.median(dense), *low)

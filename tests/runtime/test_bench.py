@@ -69,6 +69,7 @@ def test_layers_are_measured_beside_torch():
     found = measured("layers", "--prune", "0.98")
     assert [row["channels"] for row in found] == [64, 128, 256, 512]
     assert all(row["ratio"] == row["dense"] / row["packed"] > 0 for row in found)
+    assert all(row["packed_low"] <= row["packed"] and row["dense_low"] <= row["dense"] for row in found)
 
 
 def test_time_against_the_prune_rate_is_drawn(tmp_path):
