@@ -241,7 +241,7 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     outputs, floats = ready.begin([image]), weight.float()
     ready.run(-1)
     assert torch.equal(outputs[0] > 0, F.conv2d(image, floats, padding=1) >= thresholds.view(-1, 1, 1))
-    runs = {"packed": partial(ready.run, -1, 1), "dense": partial(F.conv2d, image, floats, padding=1)}
+    runs: dict[str, Callable[[], Any]] = {"packed": partial(ready.run, -1, 1), "dense": partial(F.conv2d, image, floats, padding=1)}
     with torch.no_grad():
         times = _all_in_turn(runs, rounds, tick, calls=5)
     packed, dense = times["packed"], times["dense"]
