@@ -119,7 +119,7 @@ def _onnx(ticket: Ticket, model: nn.Module, images: Tensor) -> tuple[bytes, floa
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError:
-        raise MptifyError("ONNX needs its libraries: pip install onnx onnxruntime onnxscript.") from None
+        raise MptifyError('ONNX needs its libraries: pip install "mptify[onnx]", or in a clone pip install ".[onnx]".') from None
     with tempfile.TemporaryDirectory() as folder, _sums_as_they_are(model):
         path = Path(folder) / "ticket.onnx"
         to_onnx(model, images, path, dynamic=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -56,8 +57,8 @@ class Report:
         """The same as dictionaries and lists."""
         return asdict(self)
 
-    def __rich__(self) -> Group:
-        return tables(self)
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Group]:
+        yield tables(self, options.max_width)
 
 
 def report(model: nn.Module) -> Report:
@@ -125,23 +126,37 @@ def _stored_floats(model: nn.Module) -> int:
 # -- for people ---------------------------------------------------------------------------------------------------------
 
 
-def tables(report: Report) -> Group:
+def tables(report: Report, width: int) -> Group:
     """One line per layer, then the totals, then what to think about."""
-    parts: list[Any] = [_layer_table(report), _totals(report)]
+    parts: list[Any] = [_layer_table(report, width), _totals(report)]
     parts += [Text(f"! {warning}", style="yellow") for warning in report.warnings]
     return Group(*parts)
 
 
-def _layer_table(report: Report) -> Table:
+def _layer_table(report: Report, width: int) -> Table:
+    """As many columns as there is room for: a layer's name comes first."""
+    columns = ["layer", "kind", "shape", "bits", "kept", "share", "input"]
+    for narrower, left_out in ((100, "kind"), (80, "input"), (65, "shape"), (45, "bits")):
+        if width < narrower:
+            columns.remove(left_out)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("layer", "kind", "shape", "bits", "kept", "", "input"):
-        justify: Literal["left", "right"] = "right" if column in ("kept", "") else "left"
-        table.add_column(column, justify=justify, no_wrap=column in ("kind", "shape", "bits", "kept"), overflow="fold")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column in ("kept", "share") else "left"
+        table.add_column(column, justify=justify, no_wrap=column not in ("layer", "input"), overflow="fold")
     for layer in report.layers:
         shape = "×".join(str(size) for size in layer.shape)
         share = f"{100 * layer.kept / layer.count:.1f} %"
         note = f"= {layer.tied_to}" if layer.tied_to else layer.before
-        table.add_row(layer.name, layer.kind, shape, layer.bits, f"{layer.kept:,}", share, note)
+        cells = {
+            "layer": layer.name,
+            "kind": layer.kind,
+            "shape": shape,
+            "bits": layer.bits,
+            "kept": f"{layer.kept:,}",
+            "share": share,
+            "input": note,
+        }
+        table.add_row(*(cells[column] for column in columns))
     return table
 
 
@@ -163,10 +178,8 @@ def _totals(report: Report) -> Table:
     if len(report.untraced) > 3:
         table.add_row("not traced", f"... and {len(report.untraced) - 3} more parts; each keeps its own forward()")
     table.add_row("trainable", ", ".join(f"{count:,} {kind}" for kind, count in report.trainable.items()))
-    ratio = report.float_bytes / report.packed_bytes
-    table.add_row(
-        "size", f"{_megabytes(report.float_bytes)} as float32, {_megabytes(report.packed_bytes)} as a ticket ({ratio:.0f}× smaller)"
-    )
+    size = f"{_megabytes(report.float_bytes)} as float32; as a ticket about {_megabytes(report.packed_bytes)}, or less"
+    table.add_row("size", size)
     return table
 
 

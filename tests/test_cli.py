@@ -1,14 +1,17 @@
 """The command line as a person meets it: good runs, bad arguments, pipes."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import mptify
 from mptify.cli import app
+from mptify.models import conv2
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -112,6 +115,16 @@ def test_the_zoo_sweeps_goes_on_and_writes_its_table(tmp_path):
     assert "test_vit2:" not in second.stdout
     assert "2 of 2 convert in both modes, 2 pass every check, 2 were run; 100.0000 %" in second.stdout
     assert "| timm:test_vit3 |" in table.read_text()
+
+
+@pytest.mark.parametrize("width", [44, 50, 70, 90, 120])
+def test_a_conversions_table_keeps_names_and_numbers_whole(width):
+    out = Console(width=width, file=io.StringIO())
+    out.print(mptify.report(mptify.transform(conv2(), prune=0.8)))
+    text = out.file.getvalue()
+    assert "classifier.1" in text
+    assert "838,861" in text
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_the_zoo_says_what_it_needs():

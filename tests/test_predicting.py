@@ -1,6 +1,7 @@
 """`mptify predict`: the classes that a ticket sees in pictures."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 import mptify
 from mptify.cli import app
 from mptify.models import conv2
+from mptify.predicting import _with_threads
 from tests.nets import Plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -68,6 +70,29 @@ def test_a_person_reads_percents(ticket, picture):
     output = run(ticket, picture, picture, "--top", "2").output
     assert output.count("a.png") == 2
     assert output.count(" %  ") == 4
+
+
+@pytest.mark.parametrize(("slow", "chosen"), [(3, 1), (1, 3)])
+def test_as_many_threads_as_are_fastest(slow, chosen):
+    """Threads that wait for a core of others make a network slower, not faster."""
+
+    def network(image):
+        time.sleep(0.05 if torch.get_num_threads() == slow else 0)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with _with_threads(network, None, None):
+            assert torch.get_num_threads() == chosen
+        with _with_threads(network, None, 2):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_of_a_folder_the_images_are_asked_for(ticket, tmp_path):
+    assert f"{tmp_path}: is a folder; name its images: {tmp_path}/*." in str(run(ticket, tmp_path).exception)
 
 
 def test_what_can_not_be_read_is_told_first(ticket, picture, tmp_path):

@@ -73,6 +73,7 @@ def main() -> None:
         typer.echo(f"mptify: {error}" if rank == "0" else f"mptify (process {rank}): {error}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
+        typer.echo("mptify: stopped at once.", err=True)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stderr.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,8 +13,8 @@ __all__ = ["diff"]
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(help="A ticket file.")],
-    second: Annotated[Path, typer.Argument(help="Another, of the same network.")],
+    first: Annotated[Path, typer.Argument(metavar="A", help="A ticket file.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another, of the same network.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Compare the masks of two tickets, layer by layer. The exit code is 0 whether they differ or not."""
@@ -31,15 +31,22 @@ def diff(
         typer.echo(json.dumps({"equal": one == other, "layers": [asdict(overlap) for overlap in overlaps]}, indent=1, ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("layer", "kept", "and", "in both", "of the first", "by chance", "gains"):
-        table.add_column(column, justify="left" if column == "layer" else "right", overflow="fold")
+    out = console()
+    columns = ["layer", "A keeps", "B keeps", "both", "of A", "by chance", "gains"]
+    for narrower, left_out in ((90, "gains"), (70, "both"), (60, "B keeps"), (50, "by chance")):
+        if out.width < narrower:
+            columns.remove(left_out)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=column != "layer", overflow="fold")
     for overlap in overlaps:
-        table.add_row(
-            Text(overlap.name), f"{overlap.kept[0]:,}", f"{overlap.kept[1]:,}", f"{overlap.both:,}", f"{100 * overlap.share:.1f} %",
-            f"{100 * overlap.chance:.1f} %", f"{overlap.gains[0]:.4g}, {overlap.gains[1]:.4g}",
-        )  # fmt: skip
-    console().print(table)
+        cells: dict[str, Any] = {
+            "layer": Text(overlap.name), "A keeps": f"{overlap.kept[0]:,}", "B keeps": f"{overlap.kept[1]:,}", "both": f"{overlap.both:,}",
+            "of A": f"{100 * overlap.share:.2f} %", "by chance": f"{100 * overlap.chance:.2f} %",
+            "gains": f"{overlap.gains[0]:.4g}, {overlap.gains[1]:.4g}",
+        }  # fmt: skip
+        table.add_row(*(cells[column] for column in columns))
+    out.print(table)
     both, kept = sum(overlap.both for overlap in overlaps), one.kept
     same_seed = "the same seed" if one.spec.seed == other.spec.seed else "different seeds, so that a weight in both may differ in sign"
-    verdict = "The tickets are equal." if one == other else f"{100 * both / kept:.1f} % of the first's survivors are the second's too"
+    verdict = "The tickets are equal." if one == other else f"{100 * both / kept:.2f} % of A's survivors are B's too"
     typer.echo(verdict if one == other else f"{verdict}; {same_seed}.")

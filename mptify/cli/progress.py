@@ -84,11 +84,15 @@ class Progress(Watcher):
         flipped = "" if self.flipped is None else f"  flipped {100 * self.flipped:4.1f} %"
         self._line(
             f"{self.title} {row['epoch']:>3}/{self.spec.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f} %  "
-            f"val {100 * row['val_accuracy']:5.2f} %{flipped}  {row['images_per_second']:,.0f}/s"
+            f"val {100 * row['val_accuracy']:6.2f} %{flipped}  {row['images_per_second']:,.0f}/s"
         )
 
     def alarm(self, text: str) -> None:
         self._line(f"alarm: {text}")
+
+    def stopping(self) -> None:
+        if is_main():  # past all buffers, one of which may be at work
+            os.write(2, b"\nStopping after this step, then saving; a second Ctrl-C stops at once and saves nothing.\n")
 
     def _line(self, text: str) -> None:
         self.told = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,8 @@ def search(
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe that comes with mptify, or a YAML file. Without anything: digits.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="digits, arrays:FILE.npz, cifar10:FOLDER, cifar100:FOLDER, imagefolder:FOLDER, timm:NAME.")
+        str | None,
+        typer.Option(help="digits, arrays:FILE.npz, cifar10:FOLDER, cifar100:…, imagefolder:…, imagenet:…, timm:NAME:FOLDER."),
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: lr=0.05, ticket.prune=0.9. May be repeated.")
@@ -44,6 +46,7 @@ def search(
     `accelerate launch -m mptify search ...`.
     """
     from mptify.cli.launching import start_all_processes
+    from mptify.cli.progress import say
     from mptify.errors import MptifyError
     from mptify.training.run import newest_unfinished
 
@@ -53,12 +56,15 @@ def search(
             raise MptifyError("--resume takes everything but --out and --threads from the folder of the run; leave the other options away.")
         out = out or newest_unfinished(Path("runs"))
     checked = _settings(what, recipe, data, changes or [], baseline, out if resume else None)
-    wanted = threads or checked.threads
-    if wanted is not None:
+    if threads is not None:
+        checked = checked.model_copy(update={"threads": threads})  # so that the run's folder says so
+    if checked.threads is not None:
         import torch
 
-        torch.set_num_threads(wanted)
-    _run(checked, out, resume, threads)
+        torch.set_num_threads(checked.threads)
+    elif _is_busy():
+        say("Others use this machine's cores, too: `--threads 1` may be faster by far, since torch's threads wait for each other.")
+    _run(checked, out, resume)
 
 
 def _settings(
@@ -115,7 +121,15 @@ _QUESTIONS = {
 }
 
 
-def _run(recipe: Any, out: Path | None, resume: bool, threads: int | None) -> None:
+def _is_busy() -> bool:
+    """Whether other programs have kept half of the cores at work for the last minute."""
+    try:
+        return os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
+    except (OSError, AttributeError):  # not every system says
+        return False
+
+
+def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     from mptify import catalog
     from mptify.cli.progress import Progress, is_main, say
     from mptify.recipe import baseline_of
@@ -143,24 +157,23 @@ def _run(recipe: Any, out: Path | None, resume: bool, threads: int | None) -> No
         with Progress(recipe.method) as progress:
             result = run_search(network, train, val, recipe, out=folder, resume=resume, architecture=built, watcher=progress)
         if not result.finished:
-            _stopped(folder, threads)
+            _stopped(folder)
     if recipe.baseline is not None:
         dense = baseline_of(recipe)
         with Progress("dense") as progress:
             network = build_network(built, dense)
             other = run_search(network, train, val, dense, out=below, resume=again, watcher=progress)
         if not other.finished:
-            _stopped(folder, threads)
+            _stopped(folder)
     if is_main():
         _summary(Run(folder), recipe)
 
 
-def _stopped(folder: Path, threads: int | None) -> None:
+def _stopped(folder: Path) -> None:
     from mptify.cli.progress import processes, say
 
     launch = f"accelerate launch --num_processes {processes()} ... -m mptify" if processes() > 1 else "mptify"
-    alike = f" --threads {threads}" if threads else ""
-    say(f"Stopped and saved. `{launch} search --resume --out {folder}{alike}` goes on to the bit where this ended.")
+    say(f"Stopped and saved. `{launch} search --resume --out {folder}` goes on, and ends in the same bytes.")
     raise typer.Exit(130)
 
 
@@ -189,15 +202,21 @@ def _summary(run: Any, recipe: Any) -> None:
     else:
         path = run.ticket("last")
         ticket = read(path)
-        more = 1 - (1 - recipe.ticket.prune) / 4
         rows += [
             ("kept", f"{ticket.kept:,} of {ticket.count:,} random weights, never trained ({100 * ticket.kept / ticket.count:.1f} %)"),
             ("size", f"{path.stat().st_size:,} bytes; the weights as float32 take {4 * ticket.count:,}"),
-            ("ticket", str(path)),
+            ("ticket", f"{path}, the last epoch's; best.ticket beside it is the best on the validation images"),
             ("curves", str(run.folder / "curves.png")),
             ("next", f"mptify inspect {path}"),
             ("", f"mptify report {run.folder}"),
-            ("", f"mptify search --recipe {run.recipe} --set ticket.prune={more:g}"),
+            ("", f"mptify search --recipe {run.recipe} --set {_next(recipe, found['accuracy'], len(ticket.notes.get('labels') or ()))}"),
         ]
     rows += [("alarm", alarm) for alarm in found["alarms"]]
     print_facts(console(), rows)
+
+
+def _next(recipe: Any, accuracy: float, classes: int) -> str:
+    """What to change: fewer survivors, or where the classes are hardly told apart more epochs."""
+    if accuracy < 2 / max(classes, 4):
+        return f"epochs={4 * recipe.epochs}"
+    return f"ticket.prune={1 - (1 - recipe.ticket.prune) / 4:g}"

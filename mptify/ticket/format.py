@@ -311,7 +311,7 @@ def read_metadata(data: bytes) -> dict[str, dict[str, Any]]:
     """What a safetensors file of ours says of itself, by key; `data` is the file, or its beginning."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, MOST_HEADER):
-        raise DamagedTicket("This is no safetensors file, or one cut short.")
+        raise DamagedTicket("This is no ticket, or one cut short (no safetensors file).")
     metadata = _parsed(data[8 : 8 + length]).get("__metadata__")
     texts = metadata.items() if isinstance(metadata, dict) else ()
     return {key: _parsed(text.encode()) for key, text in texts if key.startswith("mptify") and isinstance(text, str)}
@@ -320,7 +320,11 @@ def read_metadata(data: bytes) -> dict[str, dict[str, Any]]:
 def _read_description(data: bytes) -> dict[str, Any]:
     found = read_metadata(data)
     if KEY not in found:
-        raise DamagedTicket("This is a packed file, not a ticket." if found else "This is a safetensors file, but not a ticket.")
+        raise DamagedTicket(
+            "This is a packed file, not a ticket: `mptify predict` and mptify.load run it."
+            if found
+            else "This is a safetensors file, but not a ticket."
+        )
     description = found[KEY]
     version = description.get("version")
     if isinstance(version, int) and version > VERSION:

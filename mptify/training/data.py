@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from mptify.errors import BadData, first_line
+from mptify.training.process import outlive_one_signal
 
 __all__ = [
     "Images", "as_images", "as_pair", "batches_of", "checked_pixels", "evaluation_batches", "first_images", "images_in_step", "mixed",
@@ -205,6 +206,7 @@ def _from_files(images: Images, shares: Iterable[Tensor], device: Any, seed: int
         batch_sampler=places,  # type: ignore[arg-type]
         num_workers=images.workers,
         collate_fn=_together,
+        worker_init_fn=outlive_one_signal,
         pin_memory=torch.device(device).type == "cuda",
     )
     for batch in loader:

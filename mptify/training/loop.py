@@ -52,6 +52,9 @@ class Watcher:
     def alarm(self, text: str) -> None:
         """Something looks wrong."""
 
+    def stopping(self) -> None:
+        """Ctrl-C or SIGTERM came: the run will stop after this step. Called by the signal, in the middle of anything."""
+
 
 @dataclass
 class Result:
@@ -164,7 +167,7 @@ class _Search:
             self.accelerator.init_trackers("mptify", config=flat(spec.model_dump(mode="json")))
         self.watcher.begin(spec, self.steps, self.epoch, self.step)
         self.network.train()
-        with stoppable(self.run is not None) as stop:
+        with stoppable(self.run is not None, self.watcher.stopping) as stop:
             while self.epoch < spec.epochs:
                 if not self._one_epoch(stop):
                     return self._result(finished=False)
@@ -433,7 +436,9 @@ class _Search:
             self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         for what, now in (("threads", torch.get_num_threads()), ("processes", self.world)):
             if state[what] != now:
-                self.watcher.alarm(f"the run was stopped with {state[what]} {what} and goes on with {now}: its bytes will be others.")
+                self.watcher.alarm(
+                    f"{what}: {state[what]} when the run was stopped, {now} now; what it ends in may differ in the last bits."
+                )
 
     def _require_one_place(self) -> None:
         """Raise unless all processes found the same checkpoint."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["keep_freed_memory", "stoppable"]
+__all__ = ["keep_freed_memory", "outlive_one_signal", "stoppable"]
 
 
 def keep_freed_memory() -> None:
@@ -20,14 +20,19 @@ def keep_freed_memory() -> None:
 
 
 @contextlib.contextmanager
-def stoppable(can_save: bool) -> Iterator[list[bool]]:
-    """Ctrl-C and SIGTERM ask for a stop after the current step, if anything can be saved; a second Ctrl-C stops at once."""
+def stoppable(can_save: bool, tell: Callable[[], None]) -> Iterator[list[bool]]:
+    """Ctrl-C and SIGTERM ask for a stop after the current step, if anything can be saved; a second Ctrl-C stops at once.
+
+    `tell` is called when they do, in the middle of whatever the process is doing.
+    """
     asked: list[bool] = []
     before: dict[signal.Signals, Any] = {}
 
     def ask(number: int, frame: Any) -> None:
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not asked:
+            tell()
         asked.append(True)
 
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
@@ -38,3 +43,15 @@ def stoppable(can_save: bool) -> Iterator[list[bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def outlive_one_signal(_: int) -> None:
+    """For a process that reads images: a SIGTERM may have gone to all of a search's processes, and the search is to save first.
+
+    A second one ends it.
+    """
+
+    def end(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, end)

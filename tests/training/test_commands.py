@@ -1,6 +1,7 @@
 """`mptify search` and `mptify eval`, as a person meets them."""
 
 import io
+import itertools
 import json
 import os
 import re
@@ -21,8 +22,10 @@ import mptify
 from mptify.cli import app
 from mptify.cli.console import print_facts
 from mptify.cli.inspect import _layer_table
+from mptify.cli.search import _next
 from mptify.errors import MptifyError
 from mptify.models import conv2
+from mptify.recipe import find_recipe, make_recipe
 from mptify.ticket.store import read_both
 from mptify.ticket.summary import summarize
 from mptify.training.evaluation import Evaluation
@@ -245,6 +248,36 @@ def test_a_ticket_without_data_asks_for_it(here):
     assert "can't take images of 1×8×8" in str(run("eval", "a.ticket", "--data", "digits").exception)
 
 
+def test_a_signal_to_all_of_a_searchs_processes_saves(here):
+    """As `timeout` and schedulers send it: to those that read the images, too."""
+    rng = np.random.default_rng(0)
+    for part, label in itertools.product(("train", "val"), ("cat", "dog")):
+        (here / "photos" / part / label).mkdir(parents=True)
+        for number in range(20):
+            Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(here / f"photos/{part}/{label}/{number}.png")
+    settings = [f"--set={one}" for one in ("data.size=16", "data.workers=2", "epochs=400", "batch=4")]
+    command = [sys.executable, "-m", "mptify", "search", "mptify:conv2", "--data", "imagefolder:photos", *settings, "--out", "run"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
+    for line in process.stderr:
+        if "biprop" in line and "/400" in line:
+            break
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "Stopped and saved." in errors
+    assert (here / "run/checkpoint.safetensors").exists()
+
+
+def test_the_threads_of_a_run_are_those_of_its_next_part(here):
+    works("search", *QUICK, "--threads", 2, "--out", "run")
+    assert "threads: 2" in (here / "run/recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize(("accuracy", "change"), [(0.9, "ticket.prune=0.95"), (0.15, "epochs=60")])
+def test_more_is_pruned_next_if_classes_are_told_apart_and_else_it_searches_longer(accuracy, change):
+    assert _next(make_recipe(*find_recipe("digits")), accuracy, 10) == change
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(here):
     """In a process of its own, as a person would: interrupted, then resumed by the command that it prints."""
     command = [sys.executable, "-m", "mptify", "search", "--no-baseline", "--threads", "1", "--set", "epochs=400"]
@@ -258,7 +291,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(here):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130
-    assert "Stopped and saved. `mptify search --resume --out runs/conv2-digits --threads 1`" in errors
+    assert "Stopping after this step" in errors
+    assert "Stopped and saved. `mptify search --resume --out runs/conv2-digits`" in errors
     (here / "runs/conv2-digits/recipe.yaml").write_text(
         (here / "runs/conv2-digits/recipe.yaml").read_text().replace("epochs: 400", "epochs: 4")
     )

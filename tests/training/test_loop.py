@@ -602,7 +602,8 @@ def test_going_on_with_other_threads_is_told(digits, tmp_path):
         search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True, watcher=notes)
     finally:
         torch.set_num_threads(threads)
-    assert notes.alarms[0] == f"the run was stopped with {threads} threads and goes on with {threads + 1}: its bytes will be others."
+    said = f"threads: {threads} when the run was stopped, {threads + 1} now; what it ends in may differ in the last bits."
+    assert notes.alarms[0] == said
 
 
 def test_a_layer_that_only_shrinks_has_not_stood_still():
