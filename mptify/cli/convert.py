@@ -92,7 +92,8 @@ def convert(
 
         given = {name: value for name, value in arguments.items() if value is not None}
         ticket = save(ticketed, out, str(entry), arguments=given, standalone=standalone, float16=float16)
-        typer.echo(f"ticket: {out} ({out.stat().st_size:,} bytes, sha256 {ticket.digest[:16]}…)", err=True)
+        size = f"{out.stat().st_size:,} bytes: until a search changes them, its masks follow from the seed"
+        typer.echo(f"ticket: {out} ({size}; sha256 {ticket.digest[:16]}…)", err=True)
         if float16:
             from mptify.ticket.verifying import rounding_loss
 
