@@ -105,7 +105,7 @@ class DataSpec(BaseModel):
 
     source: str = Field(
         "digits",
-        description="digits, arrays:FILE.npz, cifar10[:FOLDER], cifar100[:FOLDER], imagefolder:FOLDER, imagenet:FOLDER or timm:NAME.",
+        description="digits, arrays:FILE.npz, cifar10[:FOLDER], cifar100[:FOLDER], imagefolder:FOLDER, imagenet:FOLDER, timm:NAME:FOLDER.",
     )
     train_images: int | None = Field(
         None, ge=1, description="Use only so many training images: the first ones in memory, any from folders."
