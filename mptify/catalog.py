@@ -71,9 +71,13 @@ def resolve(text: str) -> Entry:
         if name in _names(one):
             return Entry(one, name)
     known = [f"{one}:{other}" if colon else other for one in sources for other in _names(one)]
-    near = difflib.get_close_matches(text, dict.fromkeys(known), n=3, cutoff=0.5)
+    near = [one for one in difflib.get_close_matches(text, dict.fromkeys(known), n=3, cutoff=0.5) if _is_near(name, one.rpartition(":")[2])]
     hint = f"the nearest names are {', '.join(near)}" if near else "`mptify zoo --list` shows all names"
     raise UnknownModel(f"There is no model {text!r}; {hint}.")
+
+
+def _is_near(name: str, other: str) -> bool:
+    return difflib.SequenceMatcher(None, name, other).ratio() >= 0.5
 
 
 def _timm_defines(name: str) -> bool:

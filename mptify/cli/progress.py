@@ -83,7 +83,7 @@ class Progress(Watcher):
         self.flipped, self.epoch_began = row.get("flipped"), time.monotonic()
         flipped = "" if self.flipped is None else f"  flipped {100 * self.flipped:4.1f} %"
         self._line(
-            f"{self.title} {row['epoch']:>3}/{self.spec.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f} %  "
+            f"{self.title:<6} {row['epoch']:>3}/{self.spec.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f} %  "
             f"val {100 * row['val_accuracy']:6.2f} %{flipped}  {row['images_per_second']:,.0f}/s"
         )
 

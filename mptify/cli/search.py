@@ -150,6 +150,8 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
         raise typer.Exit
     below = folder / "baseline"
     searched, again = resume and done.has_summary, (below / "recipe.yaml").exists()
+    if not resume:
+        done.require_free()
     meet()  # before any process changes what others look at
     if not searched:
         if is_main():

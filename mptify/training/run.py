@@ -40,18 +40,22 @@ class Run:
     def begin(cls, folder: Path, recipe: str) -> Run:
         """A new run in a folder that holds none."""
         run = cls(folder)
-        if run.recipe.exists():
-            state = "a finished run" if run.is_finished else "a run"
-            hint = "" if run.is_finished else f", or `mptify search --resume --out {folder}` to go on with it"
-            raise RunExists(f"{folder} holds {state} already; choose another folder{hint}.")
-        if folder.is_dir() and any(folder.iterdir()):
-            raise RunExists(f"{folder} is not empty, and a run needs a folder of its own.")
+        run.require_free()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise MptifyError(f"{folder}: can't be made ({error.strerror}).") from None
         write_whole(run.recipe, recipe)
         return run
+
+    def require_free(self) -> None:
+        """Raise if a new run can't begin here."""
+        if self.recipe.exists():
+            state = "a finished run" if self.is_finished else "a run"
+            hint = "" if self.is_finished else f", or `mptify search --resume --out {self.folder}` to go on with it"
+            raise RunExists(f"{self.folder} holds {state} already; choose another folder{hint}.")
+        if self.folder.is_dir() and any(self.folder.iterdir()):
+            raise RunExists(f"{self.folder} is not empty, and a run needs a folder of its own.")
 
     @classmethod
     def again(cls, folder: Path) -> Run:

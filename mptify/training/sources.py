@@ -160,7 +160,8 @@ def _folders(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[
         names = ("train",) if split == "train" else ("val", "validation", "test")
         folder = next((root / name for name in names if (root / name).is_dir()), None)
         if folder is None:
-            raise BadData(f"{place}: has no folder {split!r}; it needs train/<class>/<image> and val/<class>/<image>.")
+            hint = f" Did you mean {root.parent}?" if root.name in ("train", "val") and (root.parent / "train").is_dir() else ""
+            raise BadData(f"{place}: has no folder {split!r}; it needs train/<class>/<image> and val/<class>/<image>.{hint}")
         try:
             files = ImageFolder(str(folder), _transforms(spec.size or 224)[split])
         except FileNotFoundError as error:

@@ -211,6 +211,7 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
     [
         (["search", "resnet81", "--data", "digits"], "There is no model 'resnet81'"),
         (["search", "none.ticket"], "none.ticket: there is no such file"),
+        (["search", "timm:zzzz", "--data", "digits"], "There is no model 'timm:zzzz'; `mptify zoo --list` shows all names"),
         (["search", "epochs=6"], "epochs=6: is no network; settings are changed with --set epochs=6"),
         (["search", "--set", "epochs=two"], "unable to parse string as an integer. What it sets: Passes over the training data."),
         (["search", "--recipe", "digit"], "did you mean 'digits'?"),
@@ -266,6 +267,13 @@ def test_a_signal_to_all_of_a_searchs_processes_saves(here):
     assert process.returncode == 130, errors
     assert "Stopped and saved." in errors
     assert (here / "run/checkpoint.safetensors").exists()
+
+
+def test_a_folder_that_is_taken_is_told_before_anything_else(here):
+    works("search", *QUICK, "--out", "run")
+    again = run("search", *QUICK, "--out", "run")
+    assert "run holds a finished run already" in str(again.exception)
+    assert not again.output
 
 
 def test_the_threads_of_a_run_are_those_of_its_next_part(here):

@@ -151,6 +151,11 @@ def test_arrays_come_from_a_file(tmp_path):
     assert torch.allclose(pixels, expected)
 
 
+def test_of_a_part_of_a_folder_the_whole_is_named(folder):
+    with pytest.raises(BadData, match=f"has no folder 'train'.* Did you mean {folder}\\?"):
+        load_data(spec(source=f"imagefolder:{folder}/train"))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_folders_are_read_the_same_by_any_number_of_workers(folder, workers):
     train, val = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=workers))
