@@ -474,8 +474,12 @@ def stopped(digits, folder, steps, **options):
 
 
 def test_ctrl_c_without_a_folder_is_an_interrupt_like_any_other(digits):
-    with pytest.raises(KeyboardInterrupt):
-        search(digits, watcher=Interrupt(2))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs begin without
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            search(digits, watcher=Interrupt(2))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 EVERYTHING = [
