@@ -70,14 +70,10 @@ def resolve(text: str) -> Entry:
     for one in sources:
         if name in _names(one):
             return Entry(one, name)
-    known = [f"{one}:{other}" if colon else other for one in sources for other in _names(one)]
-    near = [one for one in difflib.get_close_matches(text, dict.fromkeys(known), n=3, cutoff=0.5) if _is_near(name, one.rpartition(":")[2])]
+    known = {other: f"{one}:{other}" if colon else other for one in sources for other in _names(one)}
+    near = [known[other] for other in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
     hint = f"the nearest names are {', '.join(near)}" if near else "`mptify zoo --list` shows all names"
     raise UnknownModel(f"There is no model {text!r}; {hint}.")
-
-
-def _is_near(name: str, other: str) -> bool:
-    return difflib.SequenceMatcher(None, name, other).ratio() >= 0.5
 
 
 def _timm_defines(name: str) -> bool:

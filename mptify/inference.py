@@ -245,7 +245,7 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     with torch.no_grad():
         times = _all_in_turn(runs, rounds, tick, calls=5)
     packed, dense = times["packed"], times["dense"]
-    low = [statistics.quantiles(some, n=10)[0] for some in (packed, dense)]
+    low = [statistics.quantiles(some, n=10, method="inclusive")[0] for some in (packed, dense)]
     return LayerTime(channels, size, prune, statistics.median(packed), statistics.median(dense), *low)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ __all__ = ["Curve", "Point", "curves_of", "draw_figure", "figure_of"]
 _COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#b35806", "#01665e", "#c51b7d", "#4d4d4d")  # told apart by most eyes
 _MARKS = "osD^vP*X"
 _LETTERS = 11  # of a title, per inch
-_MOST_TICKS = 8
+_MOST_TICKS, _CLOSEST = 8, 0.06  # the latter of the axis
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ def figure_of(curves: Sequence[Curve], x: str, title: str) -> Any:
             bars = [[point.mean - point.low for point in curve.points], [point.high - point.mean for point in curve.points]]
             axes.errorbar(places, means, bars, marker=_MARKS[number % len(_MARKS)], markersize=4, capsize=3, linewidth=1.4, **look)
         at = sorted({scale * point.x for curve in curves if curve.panel == panel for point in curve.points if isinstance(point.x, float)})
-        if 1 < len(at) <= _MOST_TICKS:
+        closest = min((right - left for left, right in itertools.pairwise(at)), default=0)
+        if 1 < len(at) <= _MOST_TICKS and closest > _CLOSEST * (at[-1] - at[0]):
             axes.set_xticks(at, [f"{place:g}" for place in at])  # where something was measured, and nowhere else
         axes.set_title(panel, fontsize=10)
         axes.set_xlabel(axis_title(x))

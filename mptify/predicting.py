@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mptify.errors import MptifyError, first_line
 from mptify.ticket.format import Ticket
@@ -49,35 +49,42 @@ def predict(
     inputs = [_pixels(path, tuple(image.shape[1:]), ticket.notes.get("input")) for path in pictures]  # all that can't be read is told first
     model = load(file, runtime=runtime or ("packed" if ticket.spec.bits == "1/1" else None))
     names = _names(ticket)
-    with torch.no_grad(), _with_threads(model, image, threads):
-        for path, one in zip(pictures, inputs, strict=True):
+    with torch.no_grad():
+        model(image)  # the first run makes ready
+        count = threads or _fastest(model, image)
+    for path, one in zip(pictures, inputs, strict=True):
+        with torch.no_grad(), _threads(count):
             start = time.perf_counter()
             chances = _logits(model(one), file).float().softmax(1)[0]
             ms = 1e3 * (time.perf_counter() - start)
-            best = chances.topk(min(top, len(chances)))
-            labels = tuple(names[i] if i < len(names) else f"class {i}" for i in best.indices.tolist())
-            yield Prediction(path, labels, tuple(best.values.tolist()), ms)
+        best = chances.topk(min(top, len(chances)))
+        labels = tuple(names[i] if i < len(names) else f"class {i}" for i in best.indices.tolist())
+        yield Prediction(path, labels, tuple(best.values.tolist()), ms)
 
 
 @contextlib.contextmanager
-def _with_threads(model: nn.Module, image: Tensor, wanted: int | None) -> Iterator[None]:
-    """Where others use the cores, threads wait for each other, and one alone can be tens of times as fast: so both are tried."""
+def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-
-    def milliseconds(threads: int) -> float:
-        torch.set_num_threads(threads)
-        model(image)  # the first run makes ready
-        start = time.perf_counter()
-        model(image)
-        return time.perf_counter() - start
-
+    torch.set_num_threads(count)
     try:
-        torch.set_num_threads(wanted or min({before, 1}, key=milliseconds))
-        if wanted:
-            model(image)
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _fastest(model: Any, image: Tensor) -> int:
+    """As many threads as torch has, or one: where others use the cores, threads wait for each other, and one alone can be far faster."""
+
+    def seconds(count: int) -> float:
+        times = []
+        with _threads(count):
+            for _ in range(3):
+                start = time.perf_counter()
+                model(image)
+                times.append(time.perf_counter() - start)
+        return min(times)
+
+    return min(sorted({1, torch.get_num_threads()}), key=seconds)
 
 
 def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:

@@ -138,7 +138,7 @@ class Recipe(SearchSpec):
     threads: int | None = Field(
         None,
         ge=1,
-        description="Threads for torch, on which a run's last bits depend; `--threads` counts more. Else torch decides.",
+        description="Threads of `mptify search`, on which a run's last bits depend; `--threads` counts more. Else torch decides.",
     )
     about: dict[str, Any] = Field(default_factory=dict, description="What the recipe reproduces; nothing depends on it.")
 

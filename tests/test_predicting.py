@@ -1,7 +1,7 @@
 """`mptify predict`: the classes that a ticket sees in pictures."""
 
+import itertools
 import json
-import time
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import mptify
+from mptify import predicting
 from mptify.cli import app
 from mptify.models import conv2
-from mptify.predicting import _with_threads
 from tests.nets import Plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -73,22 +73,24 @@ def test_a_person_reads_percents(ticket, picture):
 
 
 @pytest.mark.parametrize(("slow", "chosen"), [(3, 1), (1, 3)])
-def test_as_many_threads_as_are_fastest(slow, chosen):
+def test_as_many_threads_as_are_fastest(slow, chosen, monkeypatch):
     """Threads that wait for a core of others make a network slower, not faster."""
+    clock = itertools.count()
+    monkeypatch.setattr(predicting.time, "perf_counter", lambda: next(clock))
 
     def network(image):
-        time.sleep(0.05 if torch.get_num_threads() == slow else 0)
+        for _ in range(9 if torch.get_num_threads() == slow else 1):
+            next(clock)
 
-    before = torch.get_num_threads()
     torch.set_num_threads(3)
-    try:
-        with _with_threads(network, None, None):
-            assert torch.get_num_threads() == chosen
-        with _with_threads(network, None, 2):
-            assert torch.get_num_threads() == 2
+    assert predicting._fastest(network, None) == chosen
+    assert torch.get_num_threads() == 3
+
+
+def test_the_callers_threads_are_the_callers(ticket, picture):
+    torch.set_num_threads(3)
+    for _ in predicting.predict(ticket, [picture, picture], threads=2):
         assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_of_a_folder_the_images_are_asked_for(ticket, tmp_path):

@@ -238,5 +238,5 @@ def test_a_sweep_runs_for_real_goes_on_and_is_not_run_twice(tmp_path):
     when = (run / "last.ticket").stat().st_mtime_ns
     assert found["lost_width0.05_seed0"]["error"] == "arrays:nowhere.npz: there is no file 'nowhere.npz'."
     again = CliRunner().invoke(app, command)
-    assert isinstance(again.exception, MptifyError)
+    assert "1 of 2 runs failed" in str(again.exception)
     assert (run / "last.ticket").stat().st_mtime_ns == when

@@ -92,7 +92,7 @@ def convert(
 
         given = {name: value for name, value in arguments.items() if value is not None}
         ticket = save(ticketed, out, str(entry), arguments=given, standalone=standalone, float16=float16)
-        size = f"{out.stat().st_size:,} bytes: until a search changes them, its masks follow from the seed"
+        size = f"{out.stat().st_size:,} bytes" + ("" if standalone else "; its masks follow from the seed until a search changes them")
         typer.echo(f"ticket: {out} ({size}; sha256 {ticket.digest[:16]}…)", err=True)
         if float16:
             from mptify.ticket.verifying import rounding_loss

@@ -112,11 +112,11 @@ def _settings(spec: dict[str, Any]) -> str:
 
 def _note(name: str, value: Any) -> str:
     """Notes are whatever their writer liked; of those that a search writes, what a person wants to know."""
-    if name == "accuracy" and isinstance(value, float):
+    if name == "accuracy" and isinstance(value, float) and 0 <= value <= 1:
         return f"{100 * value:.2f} %"
     if name == "recipe" and isinstance(value, dict):
         return f"{_changed(value)} (--json has it whole)"
-    return value if isinstance(value, str) else json.dumps(_rounded(value), ensure_ascii=False)
+    return _plain(_rounded(value) if name == "input" else value)
 
 
 def _changed(recipe: dict[str, Any]) -> str:

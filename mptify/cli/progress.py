@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any
@@ -91,8 +92,9 @@ class Progress(Watcher):
         self._line(f"alarm: {text}")
 
     def stopping(self) -> None:
-        if is_main():  # past all buffers, one of which may be at work
-            os.write(2, b"\nStopping after this step, then saving; a second Ctrl-C stops at once and saves nothing.\n")
+        with contextlib.suppress(OSError):  # whoever read it may have been stopped, too
+            if is_main():  # past all buffers, one of which may be at work
+                os.write(2, b"\nStopping soon, then saving; a second Ctrl-C stops at once and saves nothing.\n")
 
     def _line(self, text: str) -> None:
         self.told = time.monotonic()

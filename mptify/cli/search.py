@@ -63,7 +63,7 @@ def search(
 
         torch.set_num_threads(checked.threads)
     elif _is_busy():
-        say("Others use this machine's cores, too: `--threads 1` may be faster by far, since torch's threads wait for each other.")
+        say("This machine's cores were busy in the last minute. If they still are, `--threads 1` may be faster by far.")
     _run(checked, out, resume)
 
 
@@ -93,6 +93,8 @@ def _settings(
         settings = {**settings, **method, "model": str(ticket.architecture), "ticket": spec, "start": str(Path(what).resolve())}
     elif what is not None and re.match(r"[\w.]+=", what):
         raise BadSpec(f"{what}: is no network; settings are changed with --set {what}.")
+    elif what is not None and Path(what).is_dir():
+        read(what)  # which says where in the folder its ticket is
     elif what is not None and ("/" in what or what.endswith(".ticket")):
         raise BadSpec(f"{what}: there is no such file.")
     elif what is not None:
@@ -122,9 +124,11 @@ _QUESTIONS = {
 
 
 def _is_busy() -> bool:
-    """Whether other programs have kept half of the cores at work for the last minute."""
+    """Whether half of the cores were at work in the last minute, on a machine whose cores are to search."""
+    import torch
+
     try:
-        return os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
+        return not torch.cuda.is_available() and os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
     except (OSError, AttributeError):  # not every system says
         return False
 
@@ -139,6 +143,8 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     from mptify.training.sources import load_data
     from mptify.training.start import architecture_of, build_network
 
+    if out is not None and not resume:
+        Run(out).require_free()
     entry = catalog.resolve(recipe.model)
     train, val = load_data(recipe.data)
     built = architecture_of(entry, train)
@@ -150,15 +156,13 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
         raise typer.Exit
     below = folder / "baseline"
     searched, again = resume and done.has_summary, (below / "recipe.yaml").exists()
-    if not resume:
-        done.require_free()
     meet()  # before any process changes what others look at
     if not searched:
         if is_main():
             say(_headline(recipe, entry, train, val, folder))
         with Progress(recipe.method) as progress:
             result = run_search(network, train, val, recipe, out=folder, resume=resume, architecture=built, watcher=progress)
-        if not result.finished:
+        if not result.finished or (result.asked and recipe.baseline is not None):
             _stopped(folder)
     if recipe.baseline is not None:
         dense = baseline_of(recipe)
@@ -168,7 +172,7 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
         if not other.finished:
             _stopped(folder)
     if is_main():
-        _summary(Run(folder), recipe)
+        _summary(Run(folder), recipe, train.classes)
 
 
 def _stopped(folder: Path) -> None:
@@ -190,8 +194,8 @@ def _headline(recipe: Any, entry: Any, train: Any, val: Any, folder: Path) -> st
     return f"{entry}: {how}; {what}; {folder}{together}"
 
 
-def _summary(run: Any, recipe: Any) -> None:
-    from mptify.cli.console import console, print_facts
+def _summary(run: Any, recipe: Any, classes: int) -> None:
+    from mptify.cli.console import Whole, console, print_facts
     from mptify.ticket.store import read
 
     found = run.read_summary()
@@ -200,18 +204,19 @@ def _summary(run: Any, recipe: Any) -> None:
         beside = type(run)(run.folder / "baseline").read_summary()
         rows.append(("dense", f"{100 * beside['accuracy']:.2f} % after the last epoch: the same network and data, its weights trained"))
     if recipe.method == "dense":
-        rows.append(("network", str(run.folder / "last.safetensors")))
+        rows.append(("network", Whole(run.folder / "last.safetensors")))
     else:
         path = run.ticket("last")
         ticket = read(path)
         rows += [
             ("kept", f"{ticket.kept:,} of {ticket.count:,} random weights, never trained ({100 * ticket.kept / ticket.count:.1f} %)"),
             ("size", f"{path.stat().st_size:,} bytes; the weights as float32 take {4 * ticket.count:,}"),
-            ("ticket", f"{path}, the last epoch's; best.ticket beside it is the best on the validation images"),
-            ("curves", str(run.folder / "curves.png")),
-            ("next", f"mptify inspect {path}"),
-            ("", f"mptify report {run.folder}"),
-            ("", f"mptify search --recipe {run.recipe} --set {_next(recipe, found['accuracy'], len(ticket.notes.get('labels') or ()))}"),
+            ("ticket", Whole(path)),
+            ("", "of the last epoch; best.ticket beside it was the best on the validation images"),
+            ("curves", Whole(run.folder / "curves.png")),
+            ("next", Whole(f"mptify inspect {path}")),
+            ("", Whole(f"mptify report {run.folder}")),
+            ("", Whole(f"mptify search --recipe {run.recipe} --set {_next(recipe, found['accuracy'], classes)}")),
         ]
     rows += [("alarm", alarm) for alarm in found["alarms"]]
     print_facts(console(), rows)
@@ -219,6 +224,6 @@ def _summary(run: Any, recipe: Any) -> None:
 
 def _next(recipe: Any, accuracy: float, classes: int) -> str:
     """What to change: fewer survivors, or where the classes are hardly told apart more epochs."""
-    if accuracy < 2 / max(classes, 4):
+    if accuracy < min(2 / classes, 0.6):
         return f"epochs={4 * recipe.epochs}"
     return f"ticket.prune={1 - (1 - recipe.ticket.prune) / 4:g}"

@@ -41,7 +41,8 @@ def load(
     with torch.inference_mode(False):
         if is_packed(path):
             if model is not None or torch.device(device).type != "cpu" or runtime == "float":
-                raise BadSpec(f"{path} is a packed file, which runs on CPUs and in no other way; its ticket can be loaded otherwise.")
+                only = "it takes no model, and runs on CPUs only and not as float"
+                raise BadSpec(f"{path} is a packed file: {only}; load the ticket that it was made of.")
             return program_in(open_packed(path))
         if runtime == "packed" and library is not None:
             return _load_packed(read(path), path, model, device, example)[0]

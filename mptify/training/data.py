@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from mptify.errors import BadData, first_line
-from mptify.training.process import outlive_one_signal
+from mptify.training.process import born_deaf, leave_stopping_to_the_search
 
 __all__ = [
     "Images", "as_images", "as_pair", "batches_of", "checked_pixels", "evaluation_batches", "first_images", "images_in_step", "mixed",
@@ -206,10 +206,12 @@ def _from_files(images: Images, shares: Iterable[Tensor], device: Any, seed: int
         batch_sampler=places,  # type: ignore[arg-type]
         num_workers=images.workers,
         collate_fn=_together,
-        worker_init_fn=outlive_one_signal,
+        worker_init_fn=leave_stopping_to_the_search,
         pin_memory=torch.device(device).type == "cuda",
     )
-    for batch in loader:
+    with born_deaf():
+        batches = iter(loader)
+    for batch in batches:
         if isinstance(batch, _Unreadable):
             raise BadData(batch.text)
         pixels, labels = batch[0].to(device, non_blocking=True), torch.as_tensor(batch[1]).to(device)

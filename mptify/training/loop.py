@@ -58,7 +58,10 @@ class Watcher:
 
 @dataclass
 class Result:
-    """What a search found. `accuracy` is the last epoch's, on the validation images; `best` the highest of all epochs."""
+    """What a search found. `accuracy` is the last epoch's, on the validation images; `best` the highest of all epochs.
+
+    `asked`: Ctrl-C or SIGTERM came, so late maybe that the search was `finished` all the same.
+    """
 
     model: nn.Module
     accuracy: float
@@ -67,6 +70,7 @@ class Result:
     alarms: list[str] = field(default_factory=list)
     folder: Path | None = None
     finished: bool = True
+    asked: bool = False
 
 
 def search(
@@ -170,20 +174,20 @@ class _Search:
         with stoppable(self.run is not None, self.watcher.stopping) as stop:
             while self.epoch < spec.epochs:
                 if not self._one_epoch(stop):
-                    return self._result(finished=False)
+                    return self._result(finished=False, asked=True)
                 self._end_epoch()
         if self.run and self.main:
             last, method = self.rows[-1]["val_accuracy"], spec.method
             summary = {"accuracy": last, "best": self._best(), "epochs": spec.epochs, "method": method, "alarms": self.alarms}
             self.run.write_summary(summary)
         self.accelerator.wait_for_everyone()
-        return self._result(finished=True)
+        return self._result(finished=True, asked=self._agreed(bool(stop), False)[0])
 
-    def _result(self, finished: bool) -> Result:
+    def _result(self, finished: bool, asked: bool) -> Result:
         last = self.rows[-1]["val_accuracy"] if self.rows else float("nan")
         self._take_(self.averages)
         folder = self.run.folder if self.run else None
-        return Result(self.network.eval(), last, self._best(), self.rows, self.alarms, folder, finished)
+        return Result(self.network.eval(), last, self._best(), self.rows, self.alarms, folder, finished, asked)
 
     def _one_epoch(self, stop: list[bool]) -> bool:
         """Steps from where the epoch stands to its end; False if the run was asked to stop."""

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["keep_freed_memory", "outlive_one_signal", "stoppable"]
+__all__ = ["born_deaf", "keep_freed_memory", "leave_stopping_to_the_search", "stoppable"]
 
 
 def keep_freed_memory() -> None:
@@ -31,9 +31,9 @@ def stoppable(can_save: bool, tell: Callable[[], None]) -> Iterator[list[bool]]:
     def ask(number: int, frame: Any) -> None:
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not asked:
-            tell()
         asked.append(True)
+        if len(asked) == 1:
+            tell()
 
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
         for number in (signal.SIGINT, signal.SIGTERM) if can_save else ():
@@ -45,13 +45,28 @@ def stoppable(can_save: bool, tell: Callable[[], None]) -> Iterator[list[bool]]:
             signal.signal(number, handler)
 
 
-def outlive_one_signal(_: int) -> None:
-    """For a process that reads images: a SIGTERM may have gone to all of a search's processes, and the search is to save first.
+_SECONDS_LEFT = 30
 
-    A second one ends it.
+
+@contextlib.contextmanager
+def born_deaf() -> Iterator[None]:
+    """Processes that are started within don't hear SIGTERM until `leave_stopping_to_the_search` has run in them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_stopping_to_the_search(_: int) -> None:
+    """For a process that reads images: a signal may have gone to all of a search's processes, and the search saves first.
+
+    It ends with the search then, and half a minute after a SIGTERM in any case.
     """
-
-    def end(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_SECONDS_LEFT))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

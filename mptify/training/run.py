@@ -93,9 +93,9 @@ class Run:
             self._lock = None
 
     def require_same(self, settings: dict[str, Any]) -> None:
-        """Raise unless the run was begun with these settings; how often it saves may change."""
+        """Raise unless the run was begun with these settings; how often it saves may change, and the threads."""
         begun = yaml.safe_load(self.recipe.read_text(encoding="utf-8"))
-        may_change = ("checkpoint_minutes", "checkpoint_steps", "trackers")
+        may_change = ("checkpoint_minutes", "checkpoint_steps", "trackers", "threads")
         other = [key for key, value in settings.items() if begun.get(key) != value and key not in may_change]
         if other:
             raise MptifyError(f"{self.folder}: this run was begun with another {other[0]}, as its recipe.yaml says.")

@@ -175,7 +175,7 @@ def test_what_no_writer_would_write_is_refused(what, conv2, tmp_path):
 
 def test_wrong_uses_are_told(conv2, tmp_path):
     path, _ = conv2
-    with pytest.raises(MptifyError, match="is a packed file, which runs on CPUs and in no other way"):
+    with pytest.raises(MptifyError, match="is a packed file: it takes no model, and runs on CPUs only"):
         mptify.load(path, model=torch.nn.Linear(2, 2))
     with pytest.raises(DamagedTicket, match="This is a packed file, not a ticket"):
         mptify.read(path)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import mptify
 from mptify.cli import app
-from mptify.cli.console import print_facts
+from mptify.cli.console import Whole, print_facts
 from mptify.cli.inspect import _layer_table
 from mptify.cli.search import _next
 from mptify.errors import MptifyError
@@ -28,6 +28,7 @@ from mptify.models import conv2
 from mptify.recipe import find_recipe, make_recipe
 from mptify.ticket.store import read_both
 from mptify.ticket.summary import summarize
+from mptify.training import sources
 from mptify.training.evaluation import Evaluation
 
 QUICK = ["--set", "epochs=1", "--set", "data.train_images=200", "--no-baseline"]
@@ -161,8 +162,15 @@ def test_inspect_says_what_a_person_wants_to_know_of_the_search(here):
 
 def test_facts_wrap_where_words_end_and_commands_stay_whole():
     out = Console(width=40, file=io.StringIO(), force_terminal=True, color_system=None)
-    path = "runs/" + "a" * 50 + "/last.ticket"
-    print_facts(out, [("accuracy", "98 % after the last epoch, 99 % at best"), ("ticket", path), ("next", f"mptify inspect {path} --json")])
+    path = "runs/a b/" + "a" * 50 + "/last.ticket"
+    print_facts(
+        out,
+        [
+            ("accuracy", "98 % after the last epoch, 99 % at best"),
+            ("ticket", Whole(path)),
+            ("next", Whole(f"mptify inspect {path} --json")),
+        ],
+    )
     assert out.file.getvalue().splitlines() == [
         "accuracy  98 % after the last epoch, 99",
         "          % at best",
@@ -266,19 +274,29 @@ def test_a_signal_to_all_of_a_searchs_processes_saves(here):
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert "Stopped and saved." in errors
-    assert (here / "run/checkpoint.safetensors").exists()
+    assert errors.count("Stopping soon") == 1
+    recipe = here / "run/recipe.yaml"
+    (stopped,) = re.findall(r"epochs: 400\n", recipe.read_text())
+    recipe.write_text(recipe.read_text().replace(stopped, f"epochs: {len((here / 'run/metrics.jsonl').read_text().splitlines()) + 1}\n"))
+    assert "goes on at epoch" in works("search", "--resume", "--out", "run").output
 
 
-def test_a_folder_that_is_taken_is_told_before_anything_else(here):
+def test_a_folder_that_is_taken_is_told_before_anything_else(here, monkeypatch):
     works("search", *QUICK, "--out", "run")
+    monkeypatch.setattr(sources, "load_data", None)
     again = run("search", *QUICK, "--out", "run")
     assert "run holds a finished run already" in str(again.exception)
     assert not again.output
 
 
-def test_the_threads_of_a_run_are_those_of_its_next_part(here):
+@pytest.mark.parametrize(("again", "threads"), [([], 2), (["--threads", 3], 3)])
+def test_the_threads_of_a_run_are_those_of_its_next_part_unless_given(again, threads, here, monkeypatch):
     works("search", *QUICK, "--threads", 2, "--out", "run")
-    assert "threads: 2" in (here / "run/recipe.yaml").read_text()
+    (here / "run/summary.json").unlink()
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    works("search", "--resume", "--out", "run", *again)
+    assert asked == [threads]
 
 
 @pytest.mark.parametrize(("accuracy", "change"), [(0.9, "ticket.prune=0.95"), (0.15, "epochs=60")])
@@ -299,7 +317,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(here):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130
-    assert "Stopping after this step" in errors
+    assert errors.count("Stopping soon, then saving") == 1
     assert "Stopped and saved. `mptify search --resume --out runs/conv2-digits`" in errors
     (here / "runs/conv2-digits/recipe.yaml").write_text(
         (here / "runs/conv2-digits/recipe.yaml").read_text().replace("epochs: 400", "epochs: 4")
