@@ -261,8 +261,11 @@ TORCHVISION = {
 }  # fmt: skip
 
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
-# Over 25 layers, of which each takes torch 0.15 s to compile and export: `pytest -m long` does these, after the other tests.
-MANY_LAYERS = {
+# Those that take torch six seconds or more to compile and export: `pytest -m long` exports them, and `pytest -m sweep` compiles them.
+SLOW_TO_COMPILE = {
+    "crossvit_tiny_240", "dpn48b", "efficientformer_l1", "efficientvit_b0", "hiera_tiny_224", "maxvit_t", "mvit_v1_b", "nest_tiny", "pit_ti_224",
+    "sequencer2d_s", "skresnet18", "swin_tiny_patch4_window7_224", "swinv2_cr_tiny_224", "swinv2_tiny_window8_256", "test_mambaout",
+    "tnt_s_legacy_patch16_224", "tresnet_m", "xcit_nano_12_p8_224",
     "coat_tiny", "cpubone_nano", "csatv2", "davit_tiny", "deeplabv3_mobilenet_v3_large", "dla46x_c", "edgenext_xx_small",
     "efficientformerv2_s0", "efficientnet_b0", "efficientvim_m1", "efficientvit_m0", "ese_vovnet19b_slim_dw",
     "fasterrcnn_mobilenet_v3_large_fpn", "fastvit_t8", "fcn_resnet50", "fcos_resnet50_fpn", "focalnet_tiny_srf", "gcvit_xxtiny",

@@ -162,7 +162,7 @@ def test_a_classifier_that_reads_averages_is_packed_with_them(way, twice, packed
         require_same(program(x), ticketed(x), program)
 
 
-@pytest.mark.parametrize("name", ["mptify:conv2", "timm:test_vit"])
+@pytest.mark.parametrize("name", ["mptify:conv2", pytest.param("timm:test_vit", marks=pytest.mark.long)])
 def test_a_program_can_be_exported_saved_and_compiled(name, tmp_path):
     entry = catalog.resolve(name)
     network = catalog.build(entry)

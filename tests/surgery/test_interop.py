@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import mptify
 from mptify.catalog import Entry, training_loss
 from tests.nets import OneReluManyTimes, Plain, images
-from tests.representatives import ENTRIES, MANY_LAYERS, build
+from tests.representatives import ENTRIES, SLOW_TO_COMPILE, build
 from tests.surgery.test_zoo import agree, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -33,6 +33,7 @@ def _fresh_compiler():
 MODES = [("1/1", entry) for entry in COMPILED] + [("1/32", entry) for entry in COMPILED[:2]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("bits", "entry"), MODES, ids=str)
 def test_a_compiled_model_computes_and_trains_the_same(entry, bits):
     model, inputs = build(entry)
@@ -49,18 +50,26 @@ def test_a_compiled_model_computes_and_trains_the_same(entry, bits):
         torch.testing.assert_close(layer.scores.grad, gradients[name], rtol=1e-3, atol=1e-5)
 
 
-def _marked(entry):
-    return pytest.param(entry, marks=pytest.mark.long) if entry.name in MANY_LAYERS else entry
+QUICK = [pytest.param(entry, ("compile", "export"), id=str(entry)) for entry in ENTRIES if entry.name not in SLOW_TO_COMPILE]
+SLOW = [
+    pytest.param(entry, (way,), id=f"{entry}-{way}", marks=mark)
+    for entry in ENTRIES
+    for way, mark in (("export", pytest.mark.long), ("compile", pytest.mark.sweep))
+    if entry.name in SLOW_TO_COMPILE
+]
 
 
-@pytest.mark.parametrize("entry", [_marked(entry) for entry in ENTRIES], ids=str)
-def test_every_family_compiles_and_exports(entry):
+@pytest.mark.parametrize(("entry", "ways"), QUICK + SLOW)
+def test_every_family_compiles_and_exports(entry, ways):
     """In 1/1, where the graph changes most. Detectors can't be exported as they were either, and that is all that is forgiven."""
     model, inputs = build(entry)
     ticketed = mptify.transform(model, bits="1/1", prune=0.75).eval()
     with torch.no_grad():
         expected = seeded(ticketed, inputs)
-        agree(seeded(torch.compile(ticketed, backend="eager", dynamic=False), inputs), expected)
+        if "compile" in ways:
+            agree(seeded(torch.compile(ticketed, backend="eager", dynamic=False), inputs), expected)
+        if "export" not in ways:
+            return
         try:
             exported = torch.export.export(ticketed, copy.deepcopy(inputs), strict=False).module()
         except Exception:
@@ -111,6 +120,7 @@ def test_bfloat16_autocast_trains(bits):
 KINDS = [{"bits": bits, "scope": scope, "prune": 0.5} for bits in ("1/32", "1/1") for scope in ("layer", "global")]
 
 
+@pytest.mark.long
 def test_two_processes_hold_the_same_masks(tmp_path):
     """Different data per process; the scores start and stay the same, and so do the masks."""
     mp.spawn(_train_in_parallel, (str(tmp_path),), nprocs=2)

@@ -12,6 +12,7 @@ from mptify.ticket.format import from_bytes
 FOUND = Path(__file__).parent / "found"
 
 
+@pytest.mark.long
 def test_mutated_files_are_refused_or_unchanged(tmp_path):
     command = [sys.executable, "-W", "error", "-m", "tests.ticket.fuzz", "--files", "20000"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
