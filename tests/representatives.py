@@ -263,21 +263,20 @@ TORCHVISION = {
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
 # Those that take torch six seconds or more to compile and export: `pytest -m long` exports them, and `pytest -m sweep` compiles them.
 SLOW_TO_COMPILE = {
-    "crossvit_tiny_240", "dpn48b", "efficientformer_l1", "efficientvit_b0", "hiera_tiny_224", "maxvit_t", "mvit_v1_b", "nest_tiny", "pit_ti_224",
-    "sequencer2d_s", "skresnet18", "swin_tiny_patch4_window7_224", "swinv2_cr_tiny_224", "swinv2_tiny_window8_256", "test_mambaout",
-    "tnt_s_legacy_patch16_224", "tresnet_m", "xcit_nano_12_p8_224",
-    "coat_tiny", "cpubone_nano", "csatv2", "davit_tiny", "deeplabv3_mobilenet_v3_large", "dla46x_c", "edgenext_xx_small",
-    "efficientformerv2_s0", "efficientnet_b0", "efficientvim_m1", "efficientvit_m0", "ese_vovnet19b_slim_dw",
-    "fasterrcnn_mobilenet_v3_large_fpn", "fastvit_t8", "fcn_resnet50", "fcos_resnet50_fpn", "focalnet_tiny_srf", "gcvit_xxtiny",
-    "ghostnet_050", "googlenet", "hardcorenas_b", "hgnetv2_b0", "hrnet_w18_small", "iformer_t", "inception_next_atto",
-    "inception_resnet_v2", "inception_v3", "inception_v4", "keypointrcnn_resnet50_fpn", "lambda_resnet26t", "legacy_xception",
-    "levit_128s", "lowformer_b0", "lraspp_mobilenet_v3_large", "maskrcnn_resnet50_fpn", "maxvit_pico_rw_256", "mnasnet0_5",
-    "mobilenet_v2", "mobilenet_v3_small", "mobilenetv3_small_050", "mobilenetv5_base", "mobilevit_xxs", "mvitv2_tiny", "nasnetalarge",
-    "nextvit_small", "pnasnet5large", "pvt_v2_b0", "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v2",
-    "quantized_mobilenet_v3_large", "quantized_shufflenet_v2_x0_5", "r2plus1d_18", "raft_small", "rdnet_tiny", "regnet_y_400mf",
-    "repghostnet_050", "repvit_m1", "res2next50", "resnest14d", "retinanet_resnet50_fpn", "rexnet_100", "s3d", "sam2_hiera_tiny",
-    "selecsls42", "shufflenet_v2_x0_5", "shvit_s1", "squeezenet1_0", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large", "starnet_s050",
-    "swiftformer_xs", "test_nfnet", "tiny_vit_5m_224", "twins_svt_small", "volo_d1_224", "xception41p",
+    "coat_tiny", "cpubone_nano", "crossvit_tiny_240", "csatv2", "davit_tiny", "deeplabv3_mobilenet_v3_large", "dla46x_c", "dpn48b",
+    "edgenext_xx_small", "efficientformer_l1", "efficientformerv2_s0", "efficientnet_b0", "efficientvim_m1", "efficientvit_b0",
+    "efficientvit_m0", "ese_vovnet19b_slim_dw", "fasterrcnn_mobilenet_v3_large_fpn", "fastvit_t8", "fcn_resnet50", "fcos_resnet50_fpn",
+    "focalnet_tiny_srf", "gcvit_xxtiny", "ghostnet_050", "googlenet", "hardcorenas_b", "hgnetv2_b0", "hiera_tiny_224", "hrnet_w18_small",
+    "iformer_t", "inception_next_atto", "inception_resnet_v2", "inception_v3", "inception_v4", "keypointrcnn_resnet50_fpn",
+    "lambda_resnet26t", "legacy_xception", "levit_128s", "lowformer_b0", "lraspp_mobilenet_v3_large", "maskrcnn_resnet50_fpn",
+    "maxvit_pico_rw_256", "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "mobilenetv3_small_050", "mobilenetv5_base",
+    "mobilevit_xxs", "mvit_v1_b", "mvitv2_tiny", "nasnetalarge", "nest_tiny", "nextvit_small", "pit_ti_224", "pnasnet5large", "pvt_v2_b0",
+    "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v2", "quantized_mobilenet_v3_large",
+    "quantized_shufflenet_v2_x0_5", "r2plus1d_18", "raft_small", "rdnet_tiny", "regnet_y_400mf", "repghostnet_050", "repvit_m1",
+    "res2next50", "resnest14d", "retinanet_resnet50_fpn", "rexnet_100", "s3d", "sam2_hiera_tiny", "selecsls42", "sequencer2d_s",
+    "shufflenet_v2_x0_5", "shvit_s1", "skresnet18", "squeezenet1_0", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large", "starnet_s050",
+    "swiftformer_xs", "swin_tiny_patch4_window7_224", "swinv2_cr_tiny_224", "swinv2_tiny_window8_256", "test_mambaout", "test_nfnet",
+    "tiny_vit_5m_224", "tnt_s_legacy_patch16_224", "tresnet_m", "twins_svt_small", "volo_d1_224", "xception41p", "xcit_nano_12_p8_224",
 }  # fmt: skip
 _CLIP = (torch.randn(2, 3, 8, 32, 32),)
 _INPUTS = {"mvit_v1_b": _CLIP, "r3d_18": _CLIP, "mc3_18": _CLIP, "r2plus1d_18": _CLIP, "s3d": (torch.randn(2, 3, 16, 64, 64),)}
