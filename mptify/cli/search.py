@@ -136,6 +136,7 @@ def _is_busy() -> bool:
 def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     from mptify import catalog
     from mptify.cli.progress import Progress, is_main, say
+    from mptify.errors import RunExists
     from mptify.recipe import baseline_of
     from mptify.training import search as run_search
     from mptify.training.accelerating import meet
@@ -144,7 +145,12 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     from mptify.training.start import architecture_of, build_network
 
     if out is not None and not resume:
-        Run(out).require_free()
+        try:
+            Run(out).require_free()
+        except RunExists:
+            if is_main():
+                raise
+            raise typer.Exit(1) from None  # it is said once
     entry = catalog.resolve(recipe.model)
     train, val = load_data(recipe.data)
     built = architecture_of(entry, train)
