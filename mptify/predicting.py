@@ -84,7 +84,8 @@ def _fastest(model: Any, image: Tensor) -> int:
                 times.append(time.perf_counter() - start)
         return min(times)
 
-    return min(sorted({1, torch.get_num_threads()}), key=seconds)
+    most = torch.get_num_threads()
+    return 1 if most == 1 else min((1, most), key=seconds)
 
 
 def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:

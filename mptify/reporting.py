@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.surgery.trainable import parameter_kinds
 
-__all__ = ["LayerReport", "Report", "report", "tables"]
+__all__ = ["LayerReport", "Report", "columns_for", "report", "tables"]
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,14 @@ def tables(report: Report, width: int) -> Group:
     return Group(*parts)
 
 
+def columns_for(width: int, columns: Sequence[str], least: Mapping[str, int]) -> list[str]:
+    """The columns of a table that there is room for: without those that say the `least` width at which they are shown, and lack it."""
+    return [column for column in columns if width >= least.get(column, 0)]
+
+
 def _layer_table(report: Report, width: int) -> Table:
-    """As many columns as there is room for: a layer's name comes first."""
-    columns = ["layer", "kind", "shape", "bits", "kept", "share", "input"]
-    for narrower, left_out in ((100, "kind"), (80, "input"), (65, "shape"), (45, "bits")):
-        if width < narrower:
-            columns.remove(left_out)
+    everything = ("layer", "kind", "shape", "bits", "kept", "share", "input")
+    columns = columns_for(width, everything, {"kind": 100, "input": 80, "shape": 65, "bits": 45})
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column in ("kept", "share") else "left"

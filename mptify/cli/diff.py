@@ -22,6 +22,7 @@ def diff(
     from rich.text import Text
 
     from mptify.cli.console import console
+    from mptify.reporting import columns_for
     from mptify.ticket.store import read
     from mptify.ticket.summary import compare
 
@@ -32,10 +33,8 @@ def diff(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     out = console()
-    columns = ["layer", "A keeps", "B keeps", "both", "of A", "by chance", "gains"]
-    for narrower, left_out in ((90, "gains"), (70, "both"), (60, "B keeps"), (50, "by chance")):
-        if out.width < narrower:
-            columns.remove(left_out)
+    everything = ("layer", "A keeps", "B keeps", "both", "of A", "by chance", "gains")
+    columns = columns_for(out.width, everything, {"gains": 90, "both": 70, "B keeps": 60, "by chance": 50})
     for column in columns:
         table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=column != "layer", overflow="fold")
     for overlap in overlaps:

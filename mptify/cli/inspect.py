@@ -55,14 +55,13 @@ def _csv(summary: Any) -> str:
 
 
 def _layer_table(summary: Any, width: int) -> Any:
-    """As many columns as there is room for: a layer's name comes first."""
     from rich.table import Table
     from rich.text import Text
 
-    columns = ["layer", "shape", "kept", "density", "by filter", "bits/weight", "of entropy", "coded as", "gain"]
-    for narrower, left_out in ((130, "by filter"), (115, "coded as"), (95, "shape"), (80, "density"), (60, "gain")):
-        if width < narrower:
-            columns.remove(left_out)
+    from mptify.reporting import columns_for
+
+    everything = ("layer", "shape", "kept", "density", "by filter", "bits/weight", "of entropy", "coded as", "gain")
+    columns = columns_for(width, everything, {"by filter": 130, "coded as": 115, "shape": 95, "density": 80, "gain": 60})
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         words = column in ("layer", "shape", "coded as")

@@ -55,14 +55,13 @@ def facts_of(name: str, recipe: Any) -> dict[str, Any]:
 
 
 def _table(listed: list[dict[str, Any]], width: int) -> Any:
-    """As many columns as there is room for: a recipe's name comes first."""
     from rich.table import Table
     from rich.text import Text
 
-    columns = ["recipe", "network", "bits", "pruned", "reproduces", "top-1"]
-    for narrower, left_out in ((80, "network"), (62, "pruned"), (54, "bits")):
-        if width < narrower:
-            columns.remove(left_out)
+    from mptify.reporting import columns_for
+
+    everything = ("recipe", "network", "bits", "pruned", "reproduces", "top-1")
+    columns = columns_for(width, everything, {"network": 80, "pruned": 62, "bits": 54})
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in ("pruned", "top-1") else "left", no_wrap=column != "reproduces")

@@ -93,9 +93,9 @@ def _settings(
         settings = {**settings, **method, "model": str(ticket.architecture), "ticket": spec, "start": str(Path(what).resolve())}
     elif what is not None and re.match(r"[\w.]+=", what):
         raise BadSpec(f"{what}: is no network; settings are changed with --set {what}.")
-    elif what is not None and Path(what).is_dir():
-        read(what)  # which says where in the folder its ticket is
     elif what is not None and ("/" in what or what.endswith(".ticket")):
+        if Path(what).is_dir():
+            read(what)  # which says where in the folder its ticket is
         raise BadSpec(f"{what}: there is no such file.")
     elif what is not None:
         settings = {**settings, "model": what}

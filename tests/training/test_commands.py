@@ -281,6 +281,13 @@ def test_a_signal_to_all_of_a_searchs_processes_saves(here):
     assert "goes on at epoch" in works("search", "--resume", "--out", "run").output
 
 
+def test_a_folder_of_a_networks_name_does_not_hide_the_network(here):
+    (here / "conv2").mkdir()
+    works("search", "conv2", "--data", "digits", *QUICK, "--out", "run")
+    assert str(mptify.read("run/last.ticket").architecture) == "mptify:conv2"
+    assert "its ticket is run/best.ticket" in str(run("search", "./run").exception)
+
+
 def test_a_folder_that_is_taken_is_told_before_anything_else(here, monkeypatch):
     works("search", *QUICK, "--out", "run")
     monkeypatch.setattr(sources, "load_data", None)
