@@ -23,7 +23,8 @@ from mptify import catalog
 from mptify.errors import MptifyError
 from mptify.exporting import to_onnx
 from mptify.runtime import pack, packed_layers
-from mptify.runtime.bitsliced import BitslicedConv, Geometry
+from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.geometry import Geometry
 from mptify.runtime.library import library
 from mptify.runtime.planes import Pack, Unpack
 from mptify.runtime.program import Chain

@@ -1,24 +1,42 @@
 // A binary layer on bit planes. Included once per instruction set, inside its namespace (see cpu.inl).
 //
-// A word holds BYTES * 8 output pixels of one plane. For each filter it starts from the filter's thresholds, adds the
-// planes of the negative survivors into bit-sliced counters, complements them, and adds those of the positive ones:
+// A word holds BYTES * 8 output pixels of one plane. A filter's survivors come in pairs of one that is added and one that is
+// subtracted, as long as there are both, so that what a pair contributes, x - y, is never negative if 1 is added to it. The
+// counters start from minus the threshold and minus the number of such pairs; when all pairs have been added they hold
 //
-//     -1 - (threshold - 1) - negatives + positives  =  positives - negatives - threshold
+//     added - subtracted - threshold
 //
-// in two's complement, so that the topmost counter is the answer, and the planes need no complemented copies.
+// in two's complement: the topmost one is the answer. No plane needs a complemented copy, and there is one list to go through.
+//
+// Two planes of one weight travel as (x, x ^ y). Adding two such pairs to a counter then takes 8 operations and leaves a pair of
+// carries of the same form, where two full adders take 10: Demenkov, Kojevnikov, Kulikov and Yaroslavtsev, "New upper bounds on
+// the Boolean circuit complexity of symmetric functions" (2010), with complements moved to where `and not` costs nothing.
 
-// a + b + c = 2 * carry + sum, in every bit position at once
-template <class Word>
-static inline __attribute__((always_inline)) void add3(Word& carry, Word& sum, Word a, Word b, Word c) {
-  const Word half = a ^ b;
-  carry = (a & b) | (half & c);
-  sum = half ^ c;
-}
+// Words of zeros, then of ones.
+template <int BYTES>
+struct Words {
+  static constexpr int EACH = 16;
+  alignas(64) uint8_t words[2 * EACH * BYTES];
 
-// Adds planes, up to thirty-two at a time; which of them, says `index`, in units of UNIT bytes (if that is 0, of `unit`).
+  constexpr Words() : words() {
+    for (int i = EACH * BYTES; i < 2 * EACH * BYTES; i++) words[i] = 255;
+  }
+
+  // From a place on at which so many are zeros, at the most 16.
+  const uint8_t* zeros(int64_t count) const { return words + (EACH - count) * BYTES; }
+  const uint8_t* ones() const { return words + EACH * BYTES; }
+};
+
+template <int BYTES>
+static constexpr Words<BYTES> WORDS{};
+
+// Adds planes, up to 32 at a time; which of them, says `index`, in units of UNIT bytes (if that is 0, of `unit`).
 template <int BYTES, int BITS, int UNIT>
 struct Counters {
   typedef uint64_t Word __attribute__((vector_size(BYTES)));
+  struct Pair {
+    Word one, differ;  // x and x ^ y, of x + 1 - y
+  };
   Word count[BITS];
   const uint8_t* at;
   int64_t unit;
@@ -31,143 +49,175 @@ struct Counters {
 
   static inline __attribute__((always_inline)) void store(uint8_t* to, Word word) { __builtin_memcpy(to, &word, BYTES); }
 
+  static inline __attribute__((always_inline)) Word all(bool ones) { return load(WORDS<BYTES>.words + ones * WORDS<BYTES>.EACH * BYTES); }
+
   inline __attribute__((always_inline)) Word plane(const uint16_t* index) const {
     return load(at + (int64_t)*index * (UNIT ? UNIT : unit));
   }
 
+  // count + pair + other = 2 * (a pair) + count
   template <int LEVEL>
-  inline __attribute__((always_inline)) void ripple(Word carry) {
+  inline __attribute__((always_inline)) Pair add(Pair pair, Pair other) {
+    const Word before = count[LEVEL], between = before ^ pair.differ;
+    const Word high = pair.differ & ~(pair.one ^ before), higher = other.differ & ~(other.one ^ between);
+    count[LEVEL] = between ^ other.differ;
+    return {high ^ between, high ^ higher};
+  }
+
+  // The same with one pair, whose carry goes up through the counters.
+  template <int LEVEL>
+  inline __attribute__((always_inline)) void add(Pair pair) {
+    const Word before = count[LEVEL], between = before ^ pair.differ;
+    Word carry = (pair.differ & ~(pair.one ^ before)) ^ between;
+    count[LEVEL] = ~between;
     #pragma GCC unroll 16
-    for (int i = LEVEL; i < BITS; i++) {
+    for (int i = LEVEL + 1; i < BITS; i++) {
       const Word next = count[i] & carry;
       count[i] ^= carry;
       carry = next;
     }
   }
 
-  inline __attribute__((always_inline)) Word four(Word a, Word b, Word c, Word d) {
-    Word twos_a, twos_b, fours;
-    add3(twos_a, count[0], count[0], a, b);
-    add3(twos_b, count[0], count[0], c, d);
-    add3(fours, count[1], count[1], twos_a, twos_b);
-    return fours;
+  // PLANES of them as a pair of carries. Of pairs that are both added, `turns` has ones, which turn the second.
+  template <int PLANES, bool TURNED>
+  inline __attribute__((always_inline)) Pair carries(const uint16_t* index, const uint8_t* turns) {
+    if constexpr (PLANES == 2) {
+      const Word one = plane(index), differ = one ^ plane(index + 1);
+      return {one, TURNED ? differ ^ load(turns) : differ};
+    } else {
+      constexpr int HALF = PLANES / 2, LEVEL = PLANES == 4 ? 0 : PLANES == 8 ? 1 : PLANES == 16 ? 2 : 3;
+      const Pair first = carries<HALF, TURNED>(index, turns);
+      const Pair second = carries<HALF, TURNED>(index + HALF, turns + HALF / 2 * BYTES);
+      return add<LEVEL>(first, second);
+    }
   }
 
-  inline __attribute__((always_inline)) Word four(const uint16_t* index) {
-    return four(plane(index), plane(index + 1), plane(index + 2), plane(index + 3));
+  // Of 1 to 4 planes. What follows a list is another one, or room to read: its planes are hidden, not skipped.
+  inline __attribute__((always_inline)) Pair carries_of_some(const uint16_t* index, int64_t some, const uint8_t* turns) {
+    const uint8_t* hidden = WORDS<BYTES>.zeros(some);
+    const auto shown = [&](int i) __attribute__((always_inline)) { return ~load(hidden + i * BYTES) & plane(index + i); };
+    const Word a = plane(index), b = shown(1), c = shown(2), d = shown(3);
+    return add<0>(Pair{a, a ^ b ^ load(turns)}, Pair{c, c ^ d ^ load(turns + BYTES)});
   }
 
-  inline __attribute__((always_inline)) Word eight(const uint16_t* index) {
-    Word eights;
-    const Word one = four(index), two = four(index + 4);
-    add3(eights, count[2], count[2], one, two);
-    return eights;
-  }
-
-  inline __attribute__((always_inline)) Word sixteen(const uint16_t* index) {
-    Word sixteens;
-    const Word one = eight(index), two = eight(index + 8);
-    add3(sixteens, count[3], count[3], one, two);
-    return sixteens;
-  }
-
-  inline __attribute__((always_inline)) void add(const uint16_t* index, const uint16_t* end) {
-    for (; end - index >= 32; index += 32) {
-      Word carry;
-      const Word one = sixteen(index), two = sixteen(index + 16);
-      add3(carry, count[4], count[4], one, two);
-      ripple<5>(carry);
+  // Planes up to `mixed` are in pairs of one added and one subtracted; all others, up to `end`, are added.
+  inline __attribute__((always_inline)) void add_list(const uint16_t* index, const uint16_t* mixed, const uint16_t* end) {
+    for (; mixed - index >= 32; index += 32) add<4>(carries<32, false>(index, nullptr));
+    const uint8_t* turns = WORDS<BYTES>.zeros((mixed - index) / 2);
+    const auto advance = [&](int planes) __attribute__((always_inline)) {
+      index += planes;
+      turns = std::min(turns + planes / 2 * BYTES, WORDS<BYTES>.ones());
+    };
+    while (end - index >= 32) {
+      add<4>(carries<32, true>(index, turns));
+      advance(32);
     }
     if (end - index >= 16) {
-      ripple<4>(sixteen(index));
-      index += 16;
+      add<3>(carries<16, true>(index, turns));
+      advance(16);
     }
     if (end - index >= 8) {
-      ripple<3>(eight(index));
-      index += 8;
+      add<2>(carries<8, true>(index, turns));
+      advance(8);
     }
-    if (end - index >= 4) {
-      ripple<2>(four(index));
-      index += 4;
+    const int64_t left = end - index;
+    if (left > 4) {
+      const Pair first = carries<4, true>(index, turns), second = carries_of_some(index + 4, left - 4, turns + 2 * BYTES);
+      add<2>(add<1>(first, second));
+    } else if (left > 0) {
+      add<1>(carries_of_some(index, left, turns));
     }
-    const int64_t left = end - index;  // what follows a list is another one, or room to read: its planes are masked, not skipped
-    if (left) ripple<2>(four(plane(index), plane(index + 1) & all(left > 1), plane(index + 2) & all(left > 2), Word{}));
   }
-
-  static inline __attribute__((always_inline)) Word all(bool ones) { return Word{} - (uint64_t)ones; }
 };
 
-// Words from byte `begin` to byte `end` of the planes, for filters [first, last).
+// Thresholds of the pixels in one word, by group of classes: a table of each subset's pixels.
+template <int BYTES>
+struct Starts {
+  typedef uint64_t Word __attribute__((vector_size(BYTES)));
+  Word pixels[MOST_GROUPS * 8];
+  int64_t group[MOST_GROUPS];
+  int64_t count;
+
+  void take(const Job& job, int64_t place) {
+    uint64_t left = 0;  // groups that lie in this word
+    count = 0;
+    for (int64_t cell = place / 8; cell < (place + BYTES) / 8; cell++) left |= job.present[cell];
+    for (; left; left &= left - 1) {
+      group[count] = __builtin_ctzll(left);
+      const uint8_t* from = job.unions + group[count] * 8 * job.stride + place;
+      for (int subset = 0; subset < 8; subset++) __builtin_memcpy(&pixels[count * 8 + subset], from + subset * job.stride, BYTES);
+      count++;
+    }
+  }
+
+  template <int BITS>
+  inline __attribute__((always_inline)) void set(const uint8_t* subsets, Word* bits) const {
+    const uint8_t* of = subsets + group[0] * BITS;
+    #pragma GCC unroll 16
+    for (int i = 0; i < BITS; i++) bits[i] = pixels[of[i]];
+    for (int64_t k = 1; k < count; k++) {
+      of = subsets + group[k] * BITS;
+      #pragma GCC unroll 16
+      for (int i = 0; i < BITS; i++) bits[i] |= pixels[k * 8 + of[i]];
+    }
+  }
+};
+
+// Words from byte `begin` to byte `end` of the planes, which lie in one strip, for filters [first, last). Counters, where they are
+// asked for in place of signs, are those of one word of one filter.
 template <int BYTES, int BITS, int UNIT>
 static void run_with(const Job& job, int64_t begin, int64_t end, int64_t first, int64_t last) {
   using Sum = Counters<BYTES, BITS, UNIT>;
   using Word = typename Sum::Word;
+  const Job here = job;  // which nothing that is written can change
+  const int64_t set = here.groups * BITS;
   for (int64_t place = begin; place < end; place += BYTES) {
-    uint64_t groups = 0;  // of classes of pixels, those that lie in this word
-    for (int64_t cell = place / 8; cell < (place + BYTES) / 8; cell++) groups |= job.present[cell];
+    Starts<BYTES> starts;
+    if (here.init) starts.take(here, place);
+    Sum sum;
+    sum.at = here.planes + (place - here.from);
+    sum.unit = here.unit;
     for (int64_t f = first; f < last; f++) {
-      Sum sum;
-      sum.at = job.planes + place;
-      sum.unit = job.unit;
-      const auto start = [&](const uint8_t* init, Word* bits) __attribute__((always_inline)) {
-        uint64_t left = groups;
-        const auto union_of = [&](int group, int i) __attribute__((always_inline)) {
-          return Sum::load(job.unions + (group * 8 + init[group * BITS + i]) * job.stride + place);
-        };
-        int group = __builtin_ctzll(left);
+      const int32_t* lists = here.starts + 2 * f;
+      const bool flipped = here.flipped[f];
+      if (here.init == nullptr) {
+        const int64_t start = -(int64_t)flipped - (lists[1] - lists[0]) / 2;
         #pragma GCC unroll 16
-        for (int i = 0; i < BITS; i++) bits[i] = union_of(group, i);
-        while (left &= left - 1) {
-          group = __builtin_ctzll(left);
-          #pragma GCC unroll 16
-          for (int i = 0; i < BITS; i++) bits[i] |= union_of(group, i);
-        }
-      };
-      if (job.init == nullptr) {  // the sums themselves are asked for: -1 - (-1) - negatives + positives
-        #pragma GCC unroll 16
-        for (int i = 0; i < BITS; i++) sum.count[i] = Sum::all(true);
+        for (int i = 0; i < BITS; i++) sum.count[i] = Sum::all(start >> i & 1);
       } else {
-        const uint8_t* init = job.init + f * job.sets * job.groups * BITS;
-        start(init, sum.count);
-        if (job.sets == 2) {  // where the shortcut is +1, the second threshold
+        const uint8_t* init = here.init + f * here.sets * set;
+        starts.template set<BITS>(init, sum.count);
+        if (here.sets == 2) {  // where the shortcut is +1, the second threshold
           Word other[BITS];
-          start(init + job.groups * BITS, other);
-          const Word shortcut = Sum::load(job.shortcut + f * job.stride + place);
+          starts.template set<BITS>(init + set, other);
+          const Word shortcut = Sum::load(here.shortcut + f * here.stride + place);
           #pragma GCC unroll 16
           for (int i = 0; i < BITS; i++) sum.count[i] ^= (sum.count[i] ^ other[i]) & shortcut;
         }
       }
-      const int32_t* starts = job.starts + 2 * f;
-      sum.add(job.index + starts[0], job.index + starts[1]);
-      #pragma GCC unroll 16
-      for (int i = 0; i < BITS; i++) sum.count[i] = ~sum.count[i];
-      sum.add(job.index + starts[1], job.index + starts[2]);
-      if (job.counters == nullptr) {
-        Sum::store(job.out + f * job.stride + place, ~sum.count[BITS - 1]);
+      sum.add_list(here.index + lists[0], here.index + lists[1], here.index + lists[2]);
+      const Word turn = Sum::all(flipped);
+      if (here.counters == nullptr) {
+        Sum::store(here.out + f * here.stride + place, ~(sum.count[BITS - 1] ^ turn));
       } else {
         #pragma GCC unroll 16
-        for (int i = 0; i < BITS; i++) Sum::store(job.counters + ((f - first) * BITS + i) * job.stride + place, sum.count[i]);
+        for (int i = 0; i < BITS; i++) Sum::store(here.counters + i * BYTES, sum.count[i] ^ turn);
       }
     }
-  }
-}
-
-template <int BYTES, int UNIT>
-static void run_words_with(const Job& job, int64_t begin, int64_t end, int64_t first, int64_t last) {
-  switch (job.bits) {
-    case 6: return run_with<BYTES, 6, UNIT>(job, begin, end, first, last);
-    case 8: return run_with<BYTES, 8, UNIT>(job, begin, end, first, last);
-    case 9: return run_with<BYTES, 9, UNIT>(job, begin, end, first, last);
-    case 10: return run_with<BYTES, 10, UNIT>(job, begin, end, first, last);
-    case 11: return run_with<BYTES, 11, UNIT>(job, begin, end, first, last);
-    case 12: return run_with<BYTES, 12, UNIT>(job, begin, end, first, last);
-    case 13: return run_with<BYTES, 13, UNIT>(job, begin, end, first, last);
-    default: return run_with<BYTES, 15, UNIT>(job, begin, end, first, last);
   }
 }
 
 template <int BYTES>
 static void run_words(const Job& job, int64_t begin, int64_t end, int64_t first, int64_t last) {
-  if (BYTES == 16 && job.unit == 1) return run_words_with<BYTES, BYTES == 16 ? 1 : 0>(job, begin, end, first, last);  // small images
-  run_words_with<BYTES, 0>(job, begin, end, first, last);
+  if (job.unit != 1) return (job.bits <= 11 ? run_with<BYTES, 11, 0> : run_with<BYTES, 15, 0>)(job, begin, end, first, last);
+  switch (job.bits) {
+    case 6: return run_with<BYTES, 6, 1>(job, begin, end, first, last);
+    case 8: return run_with<BYTES, 8, 1>(job, begin, end, first, last);
+    case 9: return run_with<BYTES, 9, 1>(job, begin, end, first, last);
+    case 10: return run_with<BYTES, 10, 1>(job, begin, end, first, last);
+    case 11: return run_with<BYTES, 11, 1>(job, begin, end, first, last);
+    case 12: return run_with<BYTES, 12, 1>(job, begin, end, first, last);
+    case 13: return run_with<BYTES, 13, 1>(job, begin, end, first, last);
+    default: return run_with<BYTES, 15, 1>(job, begin, end, first, last);
+  }
 }

@@ -6,13 +6,13 @@ A filter is the list of its survivors: offsets of the planes that it adds. The s
 
 where *positives* counts the positive survivors whose input is +1. Pixels at the border see fewer taps: pixels that see the
 same taps form a class, and each class has thresholds of its own.
+
+The kernel takes survivors in pairs of two signs, as far as there are both, and then the others, which are to be positive: of a filter with
+more negative survivors than positive ones it counts the complement, with all signs turned.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,81 +20,14 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError
-from mptify.runtime.library import Shape
+from mptify.runtime.geometry import CLASSES, Geometry, Layout, fits
 from mptify.runtime.planes import Bits, Kernel, Numbers, Value, row_bytes, stride_of
 
-__all__ = ["BitslicedConv", "Geometry", "Tables", "fault_in_lists", "fault_in_thresholds", "fits", "runs_of", "survivors"]
+__all__ = ["BitslicedConv", "Tables", "fault_in_lists", "fault_in_thresholds", "in_lists", "runs_of", "survivors"]
 
 _COUNTERS = (6, 8, 9, 10, 11, 12, 13, 15)  # the kernel's choices of bits per sum
-_MOST_GROUPS = 64  # of classes
-_CLASSES = 3  # in a group
+_COUNTERS_OF_UNITS = (11, 15)  # where offsets are no bytes
 _SPARE = 3  # offsets behind the last one, which the kernel may read
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """A convolution on images of one size."""
-
-    channels: int
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
-
-    @cached_property
-    def out_size(self) -> tuple[int, int]:
-        height, width = (
-            (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, stride, pad, dilation in zip(self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        )
-        return height, width
-
-    @cached_property
-    def phases(self) -> list[int]:
-        """First rows of the taps, as far as the stride does not reach them from each other."""
-        return sorted({kh * self.dilation[0] % self.stride[0] for kh in range(self.kernel[0])})
-
-    @cached_property
-    def rows(self) -> int:
-        """Of an expanded plane."""
-        return self.out_size[0] + (self.kernel[0] - 1) * self.dilation[0] // self.stride[0]
-
-    @property
-    def planes(self) -> int:
-        return self.channels * self.kernel[1] * len(self.phases)
-
-    def offsets(self, channel: np.ndarray, kh: np.ndarray, kw: np.ndarray) -> np.ndarray:
-        """Where the kernel finds what a tap sees, in rows."""
-        down = kh * self.dilation[0]
-        phase = np.searchsorted(self.phases, down % self.stride[0])
-        return ((channel * self.kernel[1] + kw) * len(self.phases) + phase) * self.rows + down // self.stride[0]
-
-    def taps_seen(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
-        """For rows (0) or columns (1): the class of each, and for each class which taps lie in the image."""
-        start = np.arange(self.out_size[axis]) * self.stride[axis] - self.padding[axis]
-        places = start[:, None] + np.arange(self.kernel[axis]) * self.dilation[axis]
-        seen, classes = np.unique((places >= 0) & (places < self.size[axis]), axis=0, return_inverse=True)
-        return classes.reshape(-1), seen
-
-    def at(self, size: tuple[int, int]) -> Geometry:
-        """The same on images of another size."""
-        return replace(self, size=size)
-
-    def shape(self) -> Shape:
-        """For the library; images that are too small for the kernel are refused here."""
-        if min(self.out_size) < 1:
-            raise MptifyError(f"An image of {self.size[0]}×{self.size[1]} is too small for a layer that sees {self.kernel} pixels.")
-        sizes = (self.channels, *self.size, row_bytes(self.size[1]), *self.out_size, row_bytes(self.out_size[1]))
-        return Shape(*sizes, *self.kernel, *self.stride, *self.padding, *self.dilation, len(self.phases), self.rows)
-
-
-def fits(geometry: Geometry, most_kept: int) -> bool:
-    """Whether the kernel can do it: offsets in 16 bits, sums in 15, and not too many kinds of borders."""
-    if min(geometry.out_size) < 1 or geometry.planes * geometry.rows > 1 << 16 or most_kept >= 1 << 14:
-        return False
-    rows, columns = (len(geometry.taps_seen(axis)[1]) for axis in (0, 1))
-    return rows * -(-columns // _CLASSES) <= _MOST_GROUPS
 
 
 def survivors(weight: Tensor, channels: int) -> tuple[np.ndarray, ...]:
@@ -119,9 +52,10 @@ class BitslicedConv(Kernel):
     shortcut is +1.
     """
 
-    SETTINGS = ("filters", "geometry", "most_kept", "weight_count", "survivor_count", "weight_bytes")
+    SETTINGS = ("filters", "geometry", "layout", "most_kept", "weight_count", "survivor_count", "weight_bytes")
     index: Tensor
     starts: Tensor
+    flipped: Tensor
     thresholds: Tensor | None
 
     def __init__(self, weight: Tensor, thresholds: Tensor | None, geometry: Geometry):
@@ -129,14 +63,19 @@ class BitslicedConv(Kernel):
         self.filters = filters = len(weight)
         self.geometry = geometry
         f, channel, kh, kw, positive = survivors(weight, geometry.channels)
-        offsets = geometry.offsets(channel, kh, kw)
+        self.layout = Layout.of(geometry, len(f))
+        offsets = self.layout.offsets(geometry, channel, kh, kw)
         order, starts = in_lists(filters, f, positive, offsets)
-        index = np.concatenate([offsets[order], np.zeros(_SPARE, np.int64)]).astype(np.uint16)
+        place, pairs, flipped = _in_pairs(starts.numpy())
+        index = np.zeros(len(f) + _SPARE, np.uint16)
+        index[place] = offsets[order]
+        starts[1::2] = starts[:-1:2] + 2 * torch.from_numpy(pairs)
         self.most_kept = _longest(starts)
         self.register_buffer("index", torch.from_numpy(index))
         self.register_buffer("starts", starts)
+        self.register_buffer("flipped", torch.from_numpy(flipped.astype(np.uint8)))
         self.register_buffer("thresholds", None if thresholds is None else thresholds.to(torch.int32))
-        self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(order), 2 * len(order)
+        self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(f), 2 * len(f)
 
     def plan(self, to: Any, *inputs: Value) -> Value:
         """Planes of signs; where there are no thresholds, the sums (float32). A second input is the shortcut."""
@@ -167,58 +106,59 @@ class BitslicedConv(Kernel):
         fault = fault_in_lists(self.starts, self.filters, len(self.index) - _SPARE)
         if fault:
             return fault
-        if not self._sees_taps():
+        if self.flipped.dtype != torch.uint8 or tuple(self.flipped.shape) != (self.filters,) or int(self.flipped.max()) > 1:
+            return "it does not say of which sign most survivors are"
+        if bool(((self.starts[1::2] - self.starts[:-1:2]) % 2).any()):
+            return "its survivors are in pairs of one"
+        channel, kh, _ = self.layout.taps(self.geometry, self.index.numpy())
+        if (kh < 0).any() or (channel >= self.geometry.channels).any():
             return "its survivors lie outside of the image"
         if _longest(self.starts) > self.most_kept:
             return "it has more survivors than it says"
         return fault_in_thresholds(self.thresholds, self.filters)
 
-    def _sees_taps(self) -> bool:
-        """Whether each offset is one that a tap of the kernel has."""
-        geometry = self.geometry
-        plane, step = np.divmod(self.index.numpy().astype(np.int64), geometry.rows)
-        return bool((plane < geometry.planes).all() and (self._rows()[plane % len(geometry.phases), step] >= 0).all())
+    def _survivors(self) -> tuple[np.ndarray, ...]:
+        """Filter, input channel, row and column of each survivor, and whether it is positive."""
+        starts, flipped = self.starts.numpy(), self.flipped.numpy().astype(bool)
+        filters = np.repeat(np.arange(self.filters), np.diff(starts[::2]))
+        place = np.arange(len(filters)) - starts[::2][filters]
+        in_pairs = place < (starts[1::2] - starts[:-1:2])[filters]
+        positive = ~(in_pairs & (place % 2 == 1)) ^ flipped[filters]
+        return filters, *self.layout.taps(self.geometry, self.index.numpy()[:-_SPARE]), positive
 
     def _counted(self) -> Kernel:
         """The same layer as one that counts bits: for images on which its planes can't be told apart by 16 bits."""
         from mptify.runtime.windows import WindowConv  # which is made of this module
 
-        geometry = self.geometry
-        plane, step = np.divmod(self.index.numpy()[:-_SPARE].astype(np.int64), geometry.rows)
-        row = self._rows()[plane % len(geometry.phases), step]
-        channel, column = np.divmod(plane // len(geometry.phases), geometry.kernel[1])
-        lists = np.repeat(np.arange(2 * self.filters), np.diff(self.starts.numpy()))
-        weight = np.zeros((self.filters, geometry.channels, *geometry.kernel), np.int8)
-        weight[lists // 2, channel, row, column] = np.where(lists % 2, 1, -1)
-        return WindowConv(torch.from_numpy(weight), self.thresholds, geometry)
+        f, channel, kh, kw, positive = self._survivors()
+        weight = np.zeros((self.filters, self.geometry.channels, *self.geometry.kernel), np.int8)
+        weight[f, channel, kh, kw] = np.where(positive, 1, -1)
+        return WindowConv(torch.from_numpy(weight), self.thresholds, self.geometry)
 
-    def _rows(self) -> np.ndarray:
-        """[phases][rows of a plane]: which row of the kernel begins there; -1 where none does."""
-        geometry = self.geometry
-        down = np.arange(geometry.kernel[0]) * geometry.dilation[0]
-        row_of = np.full((len(geometry.phases), geometry.rows), -1)
-        row_of[np.searchsorted(geometry.phases, down % geometry.stride[0]), down // geometry.stride[0]] = np.arange(geometry.kernel[0])
-        return row_of
-
-    def index_at(self, geometry: Geometry) -> Tensor:
-        """The offsets of the survivors' planes on images of another size."""
-        old = self.geometry.rows
-        if geometry.rows == old:
+    def index_for(self, geometry: Geometry, layout: Layout) -> Tensor:
+        """The offsets of the survivors' planes, on images of another size or in another layout."""
+        if layout == self.layout and row_bytes(geometry.out_size[1]) == row_bytes(self.geometry.out_size[1]):
             return self.index
-        offsets = self.index.numpy().astype(np.int64)
-        return torch.from_numpy((offsets // old * geometry.rows + offsets % old).astype(np.uint16))
+        return torch.from_numpy(layout.offsets(geometry, *self.layout.taps(self.geometry, self.index.numpy())).astype(np.uint16))
 
     def taps(self) -> np.ndarray:
         """[filters][2][rows][columns]: how many negative and positive survivors there are at each place of the kernel."""
-        geometry, row_of = self.geometry, self._rows()
-        offsets, starts = self.index.numpy()[:-_SPARE].astype(np.int64), self.starts.numpy()
-        plane, step = offsets // geometry.rows, offsets % geometry.rows
-        row = row_of[plane % len(geometry.phases), step]
-        column = plane // len(geometry.phases) % geometry.kernel[1]
-        lists = np.repeat(np.arange(2 * self.filters), np.diff(starts))
-        places = (lists * geometry.kernel[0] + row) * geometry.kernel[1] + column
-        counts = np.bincount(places, minlength=2 * self.filters * math.prod(geometry.kernel))
-        return counts.reshape(self.filters, 2, *geometry.kernel)
+        f, _, kh, kw, positive = self._survivors()
+        rows, columns = self.geometry.kernel
+        counts = np.bincount(((2 * f + positive) * rows + kh) * columns + kw, minlength=2 * self.filters * rows * columns)
+        return counts.reshape(self.filters, 2, rows, columns)
+
+
+def _in_pairs(starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """From lists of negative and positive survivors: the place of each in its filter's one list, how many pairs there are in each, and
+    in which filters the negative ones are more."""
+    lengths = np.diff(starts).reshape(-1, 2)
+    pairs, flipped = lengths.min(1), lengths[:, 0] > lengths[:, 1]
+    lists = np.repeat(np.arange(len(starts) - 1), lengths.reshape(-1))
+    rank = np.arange(len(lists)) - starts[lists]
+    f, fewer = lists // 2, lists % 2 == flipped[lists // 2]
+    inside = np.where(fewer, 2 * rank + 1, np.where(rank < pairs[f], 2 * rank, pairs[f] + rank))
+    return starts[::2][f] + inside, pairs, flipped
 
 
 class Tables:
@@ -229,36 +169,40 @@ class Tables:
             raise MptifyError(f"A packed layer reads {layer.geometry.channels} channels, and was given {bits.channels}.")
         self.layer, self.in_stride = layer, bits.stride
         self.geometry = geometry = layer.geometry.at((bits.height, bits.width))
+        self.layout = Layout.of(geometry, layer.survivor_count)
         if not fits(geometry, layer.most_kept):
             raise MptifyError(f"Images of {bits.height}×{bits.width} are more than this layer can do; pack the model with one of them.")
         height, width = geometry.out_size
         (row_class, rows), (column_class, columns) = geometry.taps_seen(0), geometry.taps_seen(1)
-        self.bits = next(bits for bits in _COUNTERS if 1 << (bits - 1) > layer.most_kept)
+        counters = _COUNTERS if self.layout.unit == 1 else _COUNTERS_OF_UNITS
+        self.bits = next(bits for bits in counters if 1 << (bits - 1) > layer.most_kept)
         thresholds = [] if layer.thresholds is None else list(layer.thresholds.numpy())
         self.sets = max(1, len(thresholds))
-        per_row = -(-len(columns) // _CLASSES)
+        per_row = -(-len(columns) // CLASSES)
         self.groups = len(rows) * per_row
         self.stride = stride_of(height, width)
         self.bias = np.zeros((layer.filters, len(rows) * len(columns)), np.int16)
         self.classes = (row_class[:, None] * len(columns) + column_class[None]).astype(np.uint8)
         init = np.zeros((layer.filters, self.sets, self.groups, self.bits), np.uint8)
         self.init = init if thresholds else None
-        self.unions = np.zeros((self.groups, 1 << _CLASSES, self.stride), np.uint8)
-        taps = layer.taps()
+        self.unions = np.zeros((self.groups, 1 << CLASSES, self.stride), np.uint8)
+        taps, flipped = layer.taps(), layer.flipped.numpy().astype(bool)
+        pairs = (layer.starts[1::2] - layer.starts[:-1:2]).numpy() // 2
         for i, seen_rows in enumerate(rows):
             for j, seen_columns in enumerate(columns):
                 negative, positive = taps[:, :, seen_rows][..., seen_columns].sum((2, 3)).T
                 self.bias[:, i * len(columns) + j] = positive - negative
-                group, place = i * per_row + j // _CLASSES, j % _CLASSES
+                group, place = i * per_row + j // CLASSES, j % CLASSES
                 for which, wanted in enumerate(thresholds):
                     least = -((negative - positive - wanted) // 2)  # half of it, rounded up
                     least = np.clip(least, -negative, positive + 1)
+                    first = np.where(flipped, least - 1, -least) - pairs
                     for bit in range(self.bits):
-                        init[:, which, group, bit] |= ((least - 1 >> bit & 1) << place).astype(np.uint8)
+                        init[:, which, group, bit] |= ((first >> bit & 1) << place).astype(np.uint8)
                 mask = np.zeros((height, row_bytes(width) * 8), np.uint8)
                 mask[:, :width] = self.classes == i * len(columns) + j
                 plane = np.packbits(mask, axis=-1, bitorder="little").reshape(-1)
-                for subset in range(1 << _CLASSES):
+                for subset in range(1 << CLASSES):
                     if subset >> place & 1:
                         self.unions[group, subset, : len(plane)] |= plane
         cells = self.unions[:, -1].reshape(self.groups, -1, 8).any(-1)
@@ -267,16 +211,17 @@ class Tables:
 
     def put(self, to: Any, which: int = 0) -> dict[str, Any]:
         """Into a plan; `which` scratch room the layer may use."""
-        geometry, masks = self.geometry, _column_masks(self.geometry)
+        layer, geometry, layout = self.layer, self.geometry, self.layout
         arrays = {
-            "index": self.layer.index_at(geometry), "starts": self.layer.starts, "init": self.init, "unions": self.unions,
-            "present": self.present, "masks": masks, "phases": np.array(geometry.phases, np.int64), "bias": self.bias,
+            "index": layer.index_for(geometry, layout), "starts": layer.starts, "flipped": layer.flipped, "init": self.init,
+            "unions": self.unions, "present": self.present, "masks": _column_masks(geometry), "bias": self.bias,
+            "phases": np.array(geometry.phases, np.int64),
         }  # fmt: skip
-        unit = row_bytes(geometry.out_size[1])
+        strips = -(-geometry.out_size[0] * row_bytes(geometry.out_size[1]) // layout.strip)
         return {name: to.constant(array) for name, array in arrays.items() if array is not None} | {
-            "shape": geometry.shape(), "scratch": to.scratch(geometry.planes * geometry.rows * unit + 128, which), "unit": unit,
-            "stride": self.stride, "groups": self.groups, "sets": self.sets, "bits": self.bits, "in_stride": self.in_stride,
-            "classes": self.bias.shape[1],
+            "shape": geometry.shape(), "scratch": to.scratch(strips * geometry.planes * layout.part + 128, which), "unit": layout.unit,
+            "strip": layout.strip, "part": layout.part, "stride": self.stride, "groups": self.groups, "sets": self.sets, "bits": self.bits,
+            "in_stride": self.in_stride, "classes": self.bias.shape[1],
         }  # fmt: skip
 
 
@@ -310,7 +255,7 @@ def _column_masks(geometry: Geometry) -> np.ndarray | None:
     columns = np.arange(8 * row_bytes(width))
     seen = (columns + shifts[:, None] >= 0) & (columns + shifts[:, None] < width) & (columns < out_width)
     rows = np.packbits(seen, axis=1, bitorder="little")
-    masks = np.zeros((len(shifts), (height * row_bytes(width) + 15) // 8 * 8), np.uint8)
+    masks = np.zeros((len(shifts), -(-height * row_bytes(width) // 32) * 32), np.uint8)  # the kernel shifts 32 bytes at a time
     masks[:, : height * row_bytes(width)] = np.tile(rows, height)
     return masks
 

@@ -3,11 +3,11 @@
 #include "bitsliced.inl"
 #include "pixels.inl"
 #include "popcount.inl"
-#include "shifts.inl"
+#include "strips.inl"
 #include "sums.inl"
 
 static Cpu kernels(const char* name) {
-  Cpu cpu = {name, run_pixels, run_popcount, expand_whole, numbers_of, bits_of, sums_of_filter, compare_sums, sums_of_windows, {}};
+  Cpu cpu = {name, run_pixels, run_popcount, expand, numbers_of, bits_of, sums_of_word, compare_sums, sums_of_windows, {}};
 #if CPU_BYTES >= 64
   cpu.widths.push_back({64, run_words<64>});
 #endif

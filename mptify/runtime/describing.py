@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mptify.runtime.bitsliced import BitslicedConv, Geometry
+from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.geometry import Geometry, Layout
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.means import MeanLinear
@@ -24,7 +25,7 @@ _KINDS: dict[str, type[Kernel]] = {
 }
 _PARTS = {"JoinedConv": ("one", "other")}
 _BUFFERS = {
-    "BitslicedConv": ("index", "starts", "thresholds"), "JoinedConv": ("least",), "MeanLinear": ("index", "starts"),
+    "BitslicedConv": ("index", "starts", "flipped", "thresholds"), "JoinedConv": ("least",), "MeanLinear": ("index", "starts"),
     "PixelConv": ("taps", "starts", "thresholds", "falling"),
     "PopcountLinear": ("weights", "kept", "thresholds"), "WindowConv": ("weights", "thresholds"), "Pool": ("falling",),
 }  # fmt: skip
@@ -43,7 +44,7 @@ def describe(kernel: Kernel) -> dict[str, Any]:
     """What JSON can say of a kernel; its buffers say the rest."""
     kind = type(kernel).__name__
     settings = {name: getattr(kernel, name) for name in kernel.SETTINGS}
-    found = {name: astuple(value) if isinstance(value, Geometry) else value for name, value in settings.items()}
+    found = {name: astuple(value) if isinstance(value, (Geometry, Layout)) else value for name, value in settings.items()}
     return {"kind": kind, **found, **{part: describe(getattr(kernel, part)) for part in _PARTS.get(kind, ())}}
 
 
@@ -80,6 +81,10 @@ def _setting(setting: str, value: Any, name: str) -> Any:
         if min(*pairs[0], *pairs[1], *pairs[2], *pairs[4]) < 1:
             raise ValueError(f"{name}: geometry is no convolution")
         return Geometry(_number(value[0], name), *pairs)
+    if setting == "layout":
+        if not isinstance(value, list) or len(value) != 3 or min(_number(one, name) for one in value) < 1:
+            raise ValueError(f"{name}: {value!r} is no layout")
+        return Layout(*value)
     if setting == "sizes":
         return tuple(_pair(one, name) for one in value) if isinstance(value, list) else ()
     return _number(value, name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
+from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.geometry import Geometry, fits
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.means import MeanLinear, reads_few_enough

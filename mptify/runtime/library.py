@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mptify.native.build import open_library
 
-__all__ = ["EDITION", "KINDS", "Layer", "Shape", "Step", "cpu_names", "library"]
+__all__ = ["EDITION", "KINDS", "Layer", "Shape", "Step", "cpu_names", "library", "word_bytes"]
 
-EDITION = 9
+EDITION = 10
 
 KINDS = (
     "conv",
@@ -42,10 +42,13 @@ class Shape(ctypes.Structure):
 class Layer(ctypes.Structure):
     """A convolution's tables, as numbers of arrays; the fields are explained in steps.h."""
 
-    ARRAYS = ("index", "starts", "init", "unions", "present", "masks", "phases", "bias", "scratch")
+    ARRAYS = ("index", "starts", "flipped", "init", "unions", "present", "masks", "phases", "bias", "scratch")
     _fields_ = [
         ("shape", Shape),
-        *[(name, ctypes.c_int64) for name in (*ARRAYS, "unit", "stride", "groups", "sets", "bits", "in_stride", "classes")],
+        *[
+            (name, ctypes.c_int64)
+            for name in (*ARRAYS, "unit", "stride", "groups", "sets", "bits", "in_stride", "classes", "strip", "part")
+        ],
     ]
 
 
@@ -78,3 +81,8 @@ library = _load()
 def cpu_names() -> list[str]:
     """The instruction sets that this machine can run, the best last."""
     return [library.mptify_packed_cpu(i).decode() for i in range(library.mptify_packed_cpus())] if library else []
+
+
+def word_bytes() -> int:
+    """The widest words that kernels have on this machine."""
+    return library.mptify_packed_word() if library else 32

@@ -21,7 +21,7 @@
 
 namespace {
 
-// Words from byte `begin` to byte `end` of the planes, for filters [first, last).
+// Words from byte `begin` to byte `end` of the planes, which lie in one strip, for filters [first, last).
 struct Width {
   int64_t bytes;
   void (*run)(const Job&, int64_t begin, int64_t end, int64_t first, int64_t last);
@@ -31,11 +31,11 @@ struct Cpu {
   const char* name;
   void (*pixels)(const Pixels&, int64_t begin, int64_t end);
   void (*popcount)(const Popcount&, int64_t first, int64_t last);
-  void (*expand_whole)(const Conv&, int64_t begin, int64_t end);
+  void (*expand)(const Conv&, int64_t begin, int64_t end);  // channels
   void (*numbers_of)(const uint8_t* counters, int64_t stride, int bits, int64_t count, int16_t* numbers);
   void (*bits_of)(const uint8_t* bytes, int64_t count, uint8_t* bits);
-  void (*sums_of_filter)(const Conv&, const Run*, int64_t run_count, int64_t f, const int16_t* numbers, float* sums);
-  void (*compare_sums)(const Join&, int64_t f, const int16_t* ones, const int16_t* others, uint8_t* above);
+  void (*sums_of_word)(const Conv&, const Runs&, int64_t f, const int16_t* numbers, float* sums);
+  void (*compare_sums)(const Join&, const Runs&, int64_t f, const int16_t* ones, const int16_t* others, uint8_t* above);
   void (*sums_of_windows)(const Windows&, int64_t f, int32_t* sums);
   std::vector<Width> widths;  // of words, the widest first
 };
@@ -91,14 +91,20 @@ const std::vector<Cpu>& cpus() {  // the best that this machine has comes last
   return found;
 }
 
-// All words of the planes' first `bytes` bytes: as many of the widest as fit, and the rest in the narrowest that holds it.
-void run_words(const Cpu& cpu, const Job& job, int64_t bytes, int64_t first, int64_t last) {
-  const Width& widest = cpu.widths.front();
-  const int64_t whole = bytes / widest.bytes * widest.bytes;
-  if (whole) widest.run(job, 0, whole, first, last);
-  if (whole == bytes) return;
-  for (size_t i = cpu.widths.size(); i-- > 0;)
-    if (cpu.widths[i].bytes >= bytes - whole) return cpu.widths[i].run(job, whole, bytes, first, last);
+// run(width, begin, end) for all words of the planes' first `bytes` bytes, strip by strip: as many of the widest as fit, and the rest
+// in the narrowest that holds it.
+template <class Each>
+void for_words(const Cpu& cpu, int64_t bytes, int64_t strip, const Each& run) {
+  const Width* widest = &cpu.widths.front();
+  while (widest->bytes > strip) widest++;
+  for (int64_t begin = 0; begin < bytes; begin += strip) {
+    const int64_t end = std::min(bytes, begin + strip), whole = begin + (end - begin) / widest->bytes * widest->bytes;
+    if (begin < whole) run(*widest, begin, whole);
+    if (whole == end) continue;
+    const Width* rest = &cpu.widths.back();
+    while (rest->bytes < end - whole) rest--;
+    run(*rest, whole, end);
+  }
 }
 
 const Cpu& cpu_of(int which) { return which < 0 ? cpus().back() : cpus()[which]; }
@@ -117,11 +123,13 @@ void in_parts(int64_t count, Crew& crew, int64_t grain, const Work& work) {
 
 extern "C" {
 
-int mptify_packed_edition() { return 9; }
+int mptify_packed_edition() { return 10; }
 
 int mptify_packed_cpus() { return (int)cpus().size(); }
 
 const char* mptify_packed_cpu(int which) { return cpus()[which].name; }
+
+int mptify_packed_word() { return (int)cpus().back().widths.front().bytes; }  // the widest that this machine has, in bytes
 
 // Steps on images, one image after the other. Array a of image i lies at arrays[a] + i * strides[a].
 void mptify_packed_run(

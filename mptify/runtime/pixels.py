@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError
-from mptify.runtime.bitsliced import Geometry, fault_in_lists, in_lists, survivors
+from mptify.runtime.bitsliced import fault_in_lists, in_lists, survivors
+from mptify.runtime.geometry import Geometry
 from mptify.runtime.planes import Bits, Kernel, Value
 from mptify.runtime.thresholds import Thresholds
 

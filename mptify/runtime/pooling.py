@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mptify.errors import MptifyError
-from mptify.runtime.bitsliced import Geometry
+from mptify.runtime.geometry import Geometry
 from mptify.runtime.planes import Bits, Kernel, Value
 
 __all__ = ["Pool"]

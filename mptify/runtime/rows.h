@@ -90,37 +90,4 @@ struct Shape {  // of a convolution, as Python gives it
   int64_t phases, rows;                             // row phases of the taps, and rows of one expanded plane
 };
 
-// Planes [channel][kw][phase][row]: what the tap (kh, kw) sees of a channel, row by row of the output. Rows of taps above each
-// other are rows of one plane, `stride_h` input rows apart; `phases` says which first rows occur.
-void expand(const uint8_t* image, const Shape& shape, const int64_t* phases, int64_t in_stride, uint8_t* planes, int64_t begin, int64_t end) {
-  const int64_t plane = shape.rows * shape.out_bytes, taps = shape.kernel_w, reach = shape.pad_w + taps * shape.dilation_w;
-  const uint64_t in_mask = low_bits(shape.width), out_mask = low_bits(shape.out_width);
-  const bool one_number = shape.stride_w <= 2 && shape.width + reach <= 64 && shape.out_width <= 64;  // a row with its padding
-  PaddedRow padded(shape.width, reach + 64 * shape.stride_w);
-  for (int64_t channel = begin; channel < end; channel++)
-    for (int64_t phase = 0; phase < shape.phases; phase++)
-      for (int64_t j = 0; j < shape.rows; j++) {
-        const int64_t y = j * shape.stride_h + phases[phase] - shape.pad_h;
-        uint8_t* row = planes + (channel * taps * shape.phases + phase) * plane + j * shape.out_bytes;  // of the first tap
-        if (y < 0 || y >= shape.height) {
-          for (int64_t kw = 0; kw < taps; kw++) std::memset(row + kw * shape.phases * plane, 0, shape.out_bytes);
-          continue;
-        }
-        const uint8_t* from = image + channel * in_stride + y * shape.in_bytes;
-        if (one_number) {
-          uint64_t bits = (eight_bytes(from) & in_mask) << shape.pad_w;
-          for (int64_t kw = 0; kw < taps; kw++, row += shape.phases * plane, bits >>= shape.dilation_w)
-            write_row(row, shape.out_bytes, 0, (shape.stride_w == 2 ? even_bits(bits) : bits) & out_mask);
-          continue;
-        }
-        padded.take(from, [](uint64_t, uint64_t bits) { return bits; });  // behind the last plane there is room to read
-        for (int64_t kw = 0; kw < taps; kw++, row += shape.phases * plane)
-          for (int64_t x = 0; x < shape.out_width; x += 64)
-            write_row(
-                row, shape.out_bytes, x,
-                every(shape.stride_w, x * shape.stride_w + kw * shape.dilation_w - shape.pad_w, [&](int64_t bit) { return padded.at(bit); }) &
-                    low_bits(shape.out_width - x));
-      }
-}
-
 }  // namespace

@@ -8,8 +8,8 @@ namespace {
 // weights, `starts` its survivors per filter, and `present` the classes of its pixels.
 struct Layer {
   Shape shape;
-  int64_t index, starts, init, unions, present, masks, phases, bias, scratch;  // arrays
-  int64_t unit, stride, groups, sets, bits, in_stride, classes;
+  int64_t index, starts, flipped, init, unions, present, masks, phases, bias, scratch;  // arrays
+  int64_t unit, stride, groups, sets, bits, in_stride, classes, strip, part;
 };
 
 enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN, WINDOWS, COPY, MEANS };
@@ -36,69 +36,78 @@ struct Arrays {
 
 // -- convolutions on planes ---------------------------------------------------------------------------------------------------
 
-// A layer's job and conv, which point to each other.
+// A layer of an image, as the kernels are told.
 struct Prepared {
   Job job;
   Conv conv;
 
   Prepared(const Layer& layer, const Arrays& arrays, int64_t in) {
     job = {};
-    job.planes = arrays.at<uint8_t>(layer.scratch);
     job.index = arrays.at<uint16_t>(layer.index);
     job.starts = arrays.at<int32_t>(layer.starts);
+    job.flipped = arrays.at<uint8_t>(layer.flipped);
     job.init = arrays.at<uint8_t>(layer.init);
     job.unions = arrays.at<uint8_t>(layer.unions);
     job.present = arrays.at<uint64_t>(layer.present);
     job.unit = layer.unit, job.stride = layer.stride, job.groups = layer.groups, job.sets = layer.sets, job.bits = layer.bits;
-    conv = {arrays.at<uint8_t>(in), &layer.shape, arrays.at<int64_t>(layer.phases), &job, arrays.at<uint8_t>(layer.scratch),
-            arrays.at<int16_t>(layer.bias), arrays.at<uint8_t>(layer.masks), layer.in_stride, layer.classes};
+    conv = {arrays.at<uint8_t>(in), &layer.shape, arrays.at<int64_t>(layer.phases), arrays.at<uint8_t>(layer.scratch),
+            arrays.at<int16_t>(layer.bias), arrays.at<uint8_t>(layer.masks), layer.in_stride, layer.classes, layer.strip, layer.part};
   }
-  Prepared(const Prepared&) = delete;
+
+  // The job of words from byte `begin` on, in the strip that they lie in.
+  Job at(int64_t begin) const {
+    Job here = job;
+    const int64_t strip = begin / conv.strip;
+    here.planes = conv.scratch + strip * conv.planes() * conv.part;
+    here.from = strip * conv.strip;
+    return here;
+  }
+
+  // Makes the planes, from the image.
+  void expand_image(const Cpu& cpu, Crew& crew) const {
+    in_parts(conv.shape->channels, crew, 16, [&](int64_t begin, int64_t end) { cpu.expand(conv, begin, end); });
+  }
 };
 
-// The planes that a convolution adds, from its image.
-void expand_image(const Cpu& cpu, const Conv& conv, Crew& crew) {
-  const Shape& shape = *conv.shape;
-  in_parts(shape.channels, crew, 16, [&](int64_t begin, int64_t end) {
-    if (conv.masks) return cpu.expand_whole(conv, begin, end);
-    expand(conv.image, shape, conv.phases, conv.in_stride, conv.scratch, begin, end);
-  });
-}
-
-// A thread's room for the numbers of one filter after the other.
-class Numbers {
+// The sums of a word's pixels, as the bits lie in it: twice that, less a bias, is the sum over a window.
+class Sums {
  public:
-  const int64_t count;  // of pixels, as the bits lie in a plane
-
-  explicit Numbers(const Conv& conv)
-      : count(8 * conv.shape->out_height * conv.shape->out_bytes),
-        counters_((size_t)(conv.job->bits * conv.job->stride)),
-        numbers_((size_t)count + 16),
-        job_(*conv.job) {
-    job_.counters = counters_.data();
+  Sums(const Prepared& layer, int64_t begin) : job_(layer.at(begin)), begin_(begin) {
+    job_.counters = counters_;
   }
 
-  const int16_t* of(const Cpu& cpu, int64_t f) {
-    run_words(cpu, job_, count / 8, f, f + 1);
-    cpu.numbers_of(counters_.data(), job_.stride, (int)job_.bits, count, numbers_.data());
-    return numbers_.data();
+  const int16_t* of(const Cpu& cpu, const Width& width, int64_t f) {
+    width.run(job_, begin_, begin_ + width.bytes, f, f + 1);
+    cpu.numbers_of(counters_, width.bytes, (int)job_.bits, 8 * width.bytes, numbers_);
+    return numbers_;
   }
 
  private:
-  std::vector<uint8_t> counters_;
-  std::vector<int16_t> numbers_;
   Job job_;
+  int64_t begin_;
+  alignas(64) uint8_t counters_[15 * 64];
+  int16_t numbers_[8 * 64 + 16] = {};
 };
+
+// word(width, begin) for each word of a layer's planes, one after the other.
+template <class Word>
+void for_each_word(const Cpu& cpu, const Conv& conv, int64_t strip, const Word& word) {
+  for_words(cpu, conv.shape->out_height * conv.shape->out_bytes, strip, [&](const Width& width, int64_t begin, int64_t end) {
+    for (; begin < end; begin += width.bytes) word(width, begin);
+  });
+}
 
 // Planes of signs.
 void run_conv(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   Prepared layer(step.one, arrays, step.in);
   layer.job.shortcut = arrays.at<uint8_t>(step.second);
   layer.job.out = arrays.at<uint8_t>(step.out);
-  expand_image(cpu, layer.conv, crew);
+  layer.expand_image(cpu, crew);
   const Shape& shape = step.one.shape;
   in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
-    run_words(cpu, layer.job, shape.out_height * shape.out_bytes, first, last);
+    for_words(cpu, shape.out_height * shape.out_bytes, layer.conv.strip, [&](const Width& width, int64_t begin, int64_t end) {
+      width.run(layer.at(begin), begin, end, first, last);
+    });
   });
 }
 
@@ -107,28 +116,35 @@ void run_sums(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew
   const Prepared layer(step.one, arrays, step.in);
   const Run* runs = arrays.at<Run>(step.runs);
   float* sums = arrays.at<float>(step.out);
-  expand_image(cpu, layer.conv, crew);
+  layer.expand_image(cpu, crew);
+  const int64_t pixels = step.one.shape.out_height * step.one.shape.out_width;
   in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
-    Numbers room(layer.conv);
-    const int64_t pixels = step.one.shape.out_height * step.one.shape.out_width;
-    for (int64_t f = first; f < last; f++) cpu.sums_of_filter(layer.conv, runs, step.run_count, f, room.of(cpu, f), sums + f * pixels);
+    for_each_word(cpu, layer.conv, layer.conv.strip, [&](const Width& width, int64_t begin) {
+      Sums word(layer, begin);
+      const Runs here(runs, step.run_count, 8 * begin, 8 * (begin + width.bytes));
+      for (int64_t f = first; f < last; f++) cpu.sums_of_word(layer.conv, here, f, word.of(cpu, width, f), sums + f * pixels);
+    });
   });
 }
 
 // Two layers, and the signs of what their outputs add up to.
 void run_join(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   const Prepared one(step.one, arrays, step.in), other(step.other, arrays, step.second);
-  const Join join = {&one.conv, &other.conv, arrays.at<int16_t>(step.table), arrays.at<Run>(step.runs), arrays.at<uint8_t>(step.out),
-                     step.span, step.run_count, step.filters, step.one.stride};
-  expand_image(cpu, one.conv, crew);
-  expand_image(cpu, other.conv, crew);
-  in_parts(join.filters, crew, 4, [&](int64_t first, int64_t last) {
-    Numbers ones(one.conv), others(other.conv);
-    std::vector<uint8_t> above((size_t)ones.count + 16);
-    for (int64_t f = first; f < last; f++) {
-      cpu.compare_sums(join, f, ones.of(cpu, f), others.of(cpu, f), above.data());
-      cpu.bits_of(above.data(), ones.count, join.out + f * join.stride);
-    }
+  const Join join = {&one.conv, &other.conv, arrays.at<int16_t>(step.table), step.span};
+  const Run* runs = arrays.at<Run>(step.runs);
+  uint8_t* out = arrays.at<uint8_t>(step.out);
+  one.expand_image(cpu, crew);
+  other.expand_image(cpu, crew);
+  in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
+    for_each_word(cpu, one.conv, std::min(one.conv.strip, other.conv.strip), [&](const Width& width, int64_t begin) {
+      Sums ones(one, begin), others(other, begin);
+      const Runs here(runs, step.run_count, 8 * begin, 8 * (begin + width.bytes));
+      uint8_t above[8 * 64 + 16] = {};
+      for (int64_t f = first; f < last; f++) {
+        cpu.compare_sums(join, here, f, ones.of(cpu, width, f), others.of(cpu, width, f), above);
+        cpu.bits_of(above, 8 * width.bytes, out + f * step.one.stride + begin);
+      }
+    });
   });
 }
 

@@ -27,33 +27,31 @@ static void bits_of(const uint8_t* bytes, int64_t count, uint8_t* bits) {
     bits[at / 8] = (uint8_t)(eight_bytes(bytes + at) * 0x0102040810204080ull >> 56);
 }
 
-static void sums_of_filter(const Conv& conv, const Run* runs, int64_t run_count, int64_t f, const int16_t* numbers, float* sums) {
+static void sums_of_word(const Conv& conv, const Runs& runs, int64_t f, const int16_t* numbers, float* sums) {
   const int16_t* bias = conv.bias + f * conv.classes;
-  for (const Run* run = runs; run < runs + run_count; run++) {
-    const int32_t by = bias[run->one];
-    const int16_t* from = numbers + run->begin;
-    float* to = sums + run->pixel;
-    for (int64_t i = 0; i < run->end - run->begin; i++) to[i] = (float)(2 * from[i] - by);
-  }
+  runs.for_each([&](const Run& run, int64_t begin, int64_t end) {
+    const int32_t by = bias[run.one];
+    float* to = sums + run.pixel + (runs.from + begin - run.begin);
+    for (int64_t i = begin; i < end; i++) to[i - begin] = (float)(2 * numbers[i] - by);
+  });
 }
 
 // Where one layer's sum reaches the threshold that the other's sum calls for.
-static void compare_sums(
-    const Join& join, int64_t f, const int16_t* ones, const int16_t* others, uint8_t* above) {
+static void compare_sums(const Join& join, const Runs& runs, int64_t f, const int16_t* ones, const int16_t* others, uint8_t* above) {
   const int16_t* table = join.table + f * join.span;
   const int16_t* bias_one = join.one->bias + f * join.one->classes;
   const int16_t* bias_other = join.other->bias + f * join.other->classes;
-  for (const Run* run = join.runs; run < join.runs + join.run_count; run++) {
-    const int32_t by = bias_one[run->one];
-    const int16_t* least = table + join.span / 2 - bias_other[run->other];
-    int64_t i = run->begin;
+  runs.for_each([&](const Run& run, int64_t begin, int64_t end) {
+    const int32_t by = bias_one[run.one];
+    const int16_t* least = table + join.span / 2 - bias_other[run.other];
+    int64_t i = begin;
 #if CPU_BYTES >= 32
     // Eight at a time, beyond the run's end too, where the next one writes again; there a sum may lie outside of the table.
     const __m256i low = _mm256_set1_epi32((int)(table - least)), high = _mm256_set1_epi32((int)(table + join.span - 1 - least));
     const auto twice = [](const int16_t* from) __attribute__((always_inline)) {
       return _mm256_slli_epi32(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)from)), 1);
     };
-    for (; i < run->end; i += 8) {
+    for (; i < end; i += 8) {
       const __m256i place = _mm256_min_epi32(_mm256_max_epi32(twice(others + i), low), high);
       const __m256i found = _mm256_srai_epi32(_mm256_slli_epi32(_mm256_i32gather_epi32((const int*)least, place, 2), 16), 16);
       const __m256i below = _mm256_cmpgt_epi32(found, _mm256_sub_epi32(twice(ones + i), _mm256_set1_epi32(by)));
@@ -61,6 +59,6 @@ static void compare_sums(
       _mm_storel_epi64((__m128i*)(above + i), _mm_add_epi8(_mm_packs_epi16(words, words), _mm_set1_epi8(1)));
     }
 #endif
-    for (; i < run->end; i++) above[i] = 2 * ones[i] - by >= least[2 * others[i]];
-  }
+    for (; i < end; i++) above[i] = 2 * ones[i] - by >= least[2 * others[i]];
+  });
 }

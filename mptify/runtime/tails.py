@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from mptify.layers import TicketConv2d, TicketLinear
 from mptify.norms import ChannelBatchNorm, Sign, TokenBatchNorm
-from mptify.runtime.bitsliced import Geometry
+from mptify.runtime.geometry import Geometry
 
 __all__ = ["Branch", "Head", "Tail", "Tails", "is_concat", "is_plain_pool", "is_through", "module_of"]
 

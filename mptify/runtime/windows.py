@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError
-from mptify.runtime.bitsliced import Geometry, fault_in_thresholds
+from mptify.runtime.bitsliced import fault_in_thresholds
+from mptify.runtime.geometry import Geometry
 from mptify.runtime.planes import Bits, Kernel, Numbers, Value
 
 __all__ = ["WindowConv", "can_count", "is_faster"]
 
-_WORD, _WINDOW, _BLOCK = 0.65, 3.0, 1.0  # nanoseconds: of a word of a survivor's plane, of a window, and of each 32 bytes in it
+_WORD, _WINDOW, _BLOCK = 0.55, 3.0, 1.0  # nanoseconds: of a word of a survivor's plane, of a window, and of each 32 bytes in it
 
 
 def can_count(geometry: Geometry) -> bool:

@@ -39,7 +39,7 @@ from mptify.ticket.format import (
 __all__ = ["PackedFile", "is_packed", "open_packed", "packed_bytes", "program_in"]
 
 KEY = "mptify_packed"
-VERSION = 1
+VERSION = 2
 _KEYS = {"version", "architecture", "spec", "dtype", "notes", "input", "parameters", "kernels", "shapes", "kept", "sha256"}
 
 
@@ -118,11 +118,11 @@ def open_packed(path: str | Path) -> PackedFile:
         if description is None:
             raise DamagedTicket("This is no packed file.")
         version = description.get("version")
-        if isinstance(version, int) and version > VERSION:
+        if version != VERSION:
             raise DamagedTicket(
-                f"This packed file has format version {version}, and this mptify reads up to {VERSION}; export the ticket again."
+                f"This packed file has format version {version}, and this mptify reads version {VERSION}; export the ticket again."
             )
-        if set(description) != _KEYS or version != VERSION:
+        if set(description) != _KEYS:
             raise DamagedTicket(f"The file's description lacks or adds something: {sorted(set(description) ^ _KEYS)}.")
         with safetensors.safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from mptify.errors import MptifyError
-from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
+from mptify.runtime import geometry as geometry_module
+from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.geometry import Geometry, Layout, fits
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.linear import PopcountLinear
@@ -57,6 +59,14 @@ def through(kernel, *inputs, layout="channels", which_cpu=-1):
     return chain(*inputs)[0]
 
 
+def lay_out_somehow(monkeypatch):
+    """Planes in one strip or in several, as long as this machine's words or longer: what else only large layers have."""
+    for name, choices in (("_NEAR", (0, 24 << 10)), ("_USES", (0, 8)), ("_STRIP", (0, 2000, 16 << 10))):
+        monkeypatch.setattr(geometry_module, name, random.choice(choices))
+    word = random.choice([16, 32, 64])
+    monkeypatch.setattr(geometry_module, "word_bytes", lambda: word)
+
+
 def random_layer(channels=9):
     """Images, a weight and how it is applied: any kernel, stride, padding, dilation, number of groups and size."""
     groups = random.choice([1, 1, 2, 3])
@@ -74,7 +84,7 @@ def random_layer(channels=9):
 
 @pytest.mark.parametrize("which_cpu", CPUS)
 @pytest.mark.parametrize("seed", range(12))
-def test_random_layers_agree_bit_for_bit(seed, which_cpu):
+def test_random_layers_agree_bit_for_bit(seed, which_cpu, monkeypatch):
     random.seed(seed)
     torch.manual_seed(seed)
     done = 0
@@ -84,12 +94,15 @@ def test_random_layers_agree_bit_for_bit(seed, which_cpu):
             continue
         done += 1
         torch.set_num_threads(random.choice([1, 2, 3]))
+        lay_out_somehow(monkeypatch)
         first = geometry.at((geometry.size[0] + random.choice([0, 3]), geometry.size[1]))  # made for another size
         sets = random.choice([1, 2])
         thresholds = torch.randint(-12, 13, (sets, len(weight)))
         kinds = [BitslicedConv, WindowConv] if weight.shape[1] == geometry.channels else [BitslicedConv]
         kind = random.choice(kinds)
         layer, plain = kind(weight.to(torch.int8), thresholds, first), kind(weight.to(torch.int8), None, first)
+        if random.random() < 0.3:  # made for another machine
+            lay_out_somehow(monkeypatch)
         shortcut = signs(*sums.shape)
         least = torch.where(shortcut > 0, thresholds[-1].view(-1, 1, 1), thresholds[0].view(-1, 1, 1))
         found = through(layer, *([images, shortcut] if sets == 2 else [images]), which_cpu=which_cpu)
@@ -99,7 +112,7 @@ def test_random_layers_agree_bit_for_bit(seed, which_cpu):
 
 @pytest.mark.parametrize("which_cpu", CPUS)
 @pytest.mark.parametrize("seed", range(6))
-def test_two_layers_added_agree_bit_for_bit(seed, which_cpu):
+def test_two_layers_added_agree_bit_for_bit(seed, which_cpu, monkeypatch):
     """Any layer, and one of 1×1 that sees as many pixels."""
     random.seed(seed)
     torch.manual_seed(seed)
@@ -116,11 +129,48 @@ def test_two_layers_added_agree_bit_for_bit(seed, which_cpu):
             continue
         done += 1
         torch.set_num_threads(random.choice([1, 2, 3]))
+        lay_out_somehow(monkeypatch)
         least = torch.randint(-kept[0], kept[0] + 2, (len(weight), 2 * kept[1] + 1))
         layer = JoinedConv(BitslicedConv(weight.to(torch.int8), None, geometry), BitslicedConv(theirs.to(torch.int8), None, small), least)
         their_sums = F.conv2d(others, theirs, padding=(padding, 0)).long() + kept[1]
         bound = torch.stack([least[f][their_sums[:, f]] for f in range(len(weight))], dim=1)
         assert torch.equal(through(layer, images, others, which_cpu=which_cpu) > 0, sums >= bound), geometry
+
+
+@pytest.mark.parametrize("which_cpu", CPUS)
+@pytest.mark.parametrize(
+    ("channels", "size", "filters", "expected"),
+    [
+        (64, 56, 70, Layout(strip=64, part=78, unit=1)),  # as in ResNet-18
+        (128, 28, 40, Layout(strip=32, part=40, unit=1)),
+        (70, 56, 3, Layout(strip=448, part=406, unit=7)),  # too few filters for strips, too many rows for offsets in bytes
+    ],
+)
+def test_large_layers_agree_bit_for_bit(channels, size, filters, expected, which_cpu, monkeypatch):
+    monkeypatch.setattr(geometry_module, "word_bytes", lambda: 32)
+    weight, images = ternary(filters, channels, 3, 3, kept=0.25), signs(1, channels, size, size)
+    geometry = Geometry(channels, (size, size), (3, 3), padding=(1, 1))
+    layer = BitslicedConv(weight.to(torch.int8), torch.randint(-9, 10, (1, filters)), geometry)
+    assert layer.layout == expected
+    sums = F.conv2d(images, weight, padding=1)
+    assert torch.equal(through(layer, images, which_cpu=which_cpu) > 0, sums >= layer.thresholds.view(-1, 1, 1))
+    assert torch.equal(through(BitslicedConv(weight.to(torch.int8), None, geometry), images, which_cpu=which_cpu), sums)
+
+
+@pytest.mark.parametrize("negative", [0.0, 0.02, 0.5, 0.98, 1.0])
+@pytest.mark.parametrize("kept", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 95, 96, 97, 130])
+def test_lists_of_every_length_and_any_share_of_signs(kept, negative):
+    """Survivors are added in pairs of two signs, the rest of one sign, in blocks of several sizes."""
+    torch.manual_seed(kept)
+    weight = torch.zeros(9, 150)
+    weight[:, :kept] = torch.where(torch.rand(9, kept) < negative, -1.0, 1.0)
+    weight, images = weight[:, torch.randperm(150)].view(9, 150, 1, 1), signs(1, 150, 5, 9)
+    sums, geometry = F.conv2d(images, weight), Geometry(150, (5, 9), (1, 1))
+    assert torch.equal(through(BitslicedConv(weight.to(torch.int8), None, geometry), images), sums)
+    for least in range(-4, 5):
+        layer = BitslicedConv(weight.to(torch.int8), torch.full((1, 9), least), geometry)
+        assert torch.equal(through(layer, images) > 0, sums >= least)
+    assert torch.equal(layer._counted().weights, WindowConv(weight.to(torch.int8), None, geometry).weights)  # and back
 
 
 @pytest.mark.parametrize(("kernel", "padding", "width"), [(1, 3, 60), (1, 2, 61), (3, 6, 55)])

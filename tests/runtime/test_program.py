@@ -13,7 +13,8 @@ import mptify
 from mptify import catalog, exporting
 from mptify.errors import MptifyError
 from mptify.runtime import compiler, packed_layers
-from mptify.runtime.bitsliced import BitslicedConv, Geometry
+from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.geometry import Geometry
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import library
 from mptify.runtime.linear import PopcountLinear

@@ -9,7 +9,8 @@ from torch import nn
 
 import mptify
 from mptify.models import resnet18_cifar
-from mptify.runtime.bitsliced import BitslicedConv, Geometry, fits
+from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.geometry import Geometry, fits
 from mptify.runtime.joined import JoinedConv
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.linear import PopcountLinear
@@ -21,7 +22,7 @@ from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import Thresholds
 from mptify.runtime.windows import WindowConv
 from tests.runtime.tapes import build, replay, tape
-from tests.runtime.test_kernels import chain_of, random_layer, signs, ternary
+from tests.runtime.test_kernels import chain_of, lay_out_somehow, random_layer, signs, ternary
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")]
 
@@ -71,14 +72,23 @@ def whole_network():
     return chain, (x,)
 
 
-def require_agreement(command, cpus, rounds):
+def require_agreement(command, cpus, rounds, monkeypatch):
     random.seed(1)
     torch.manual_seed(1)
-    chains = [pair for _ in range(rounds) for pair in random_chains()] + [whole_network()]
+    chains = [whole_network()]
+    for _ in range(rounds):
+        lay_out_somehow(monkeypatch)
+        chains += [planned(*pair) for pair in random_chains()]
     expected = torch.cat([out.flatten() for chain, inputs in chains for out in raw(chain, inputs)])
     for which in cpus:
         tapes = [tape(chain, inputs, which, random.choice([1, 2, 3])) for chain, inputs in chains]
         assert torch.equal(replay(command, tapes), expected), which
+
+
+def planned(chain, inputs):
+    """With its plan made, in the layout of now."""
+    chain.plan_for(chain.readable(inputs))
+    return chain, inputs
 
 
 def raw(chain, inputs):
@@ -90,7 +100,7 @@ def raw(chain, inputs):
     return outputs
 
 
-def test_nothing_is_read_or_written_outside(tmp_path):
+def test_nothing_is_read_or_written_outside(tmp_path, monkeypatch):
     """AddressSanitizer and UndefinedBehaviorSanitizer, on all instruction sets of this machine."""
     # Checks that are called rather than written out: everything is inlined here, and the compiler would take minutes.
     flags = [
@@ -101,18 +111,18 @@ def test_nothing_is_read_or_written_outside(tmp_path):
         "--param",
         "asan-instrumentation-with-call-threshold=0",
     ]
-    require_agreement([build("g++", tmp_path, *flags)], range(len(cpu_names())), rounds=40)
+    require_agreement([build("g++", tmp_path, *flags)], range(len(cpu_names())), rounds=40, monkeypatch=monkeypatch)
 
 
-def test_threads_do_not_get_in_each_others_way(tmp_path):
+def test_threads_do_not_get_in_each_others_way(tmp_path, monkeypatch):
     """ThreadSanitizer."""
     flags = ["-O1", "-g1", "-fsanitize=thread", "-DMPTIFY_ONE_CPU"]
-    require_agreement([build("g++", tmp_path, *flags)], [0], rounds=10)
+    require_agreement([build("g++", tmp_path, *flags)], [0], rounds=10, monkeypatch=monkeypatch)
 
 
 @pytest.mark.skipif(
     not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")), reason="no cross compiler or no emulator for ARM"
 )
-def test_arm_gives_the_same_bits(tmp_path):
+def test_arm_gives_the_same_bits(tmp_path, monkeypatch):
     """NEON, emulated."""
-    require_agreement(["qemu-aarch64", build("aarch64-linux-gnu-g++", tmp_path, "-O2", "-static")], [0], rounds=20)
+    require_agreement(["qemu-aarch64", build("aarch64-linux-gnu-g++", tmp_path, "-O2", "-static")], [0], rounds=20, monkeypatch=monkeypatch)

@@ -119,6 +119,10 @@ def fill(name, value):
     return lambda description, tensors: tensors[name].fill_(value)
 
 
+def fill_one(name, place, value):
+    return lambda description, tensors: tensors[name].__setitem__(place, value)
+
+
 def cut(name):
     return lambda description, tensors: tensors.update({name: tensors[name][:-1].clone()})
 
@@ -152,7 +156,12 @@ HOSTILE = {
     "a state that is missing": (lambda d, t: t.pop("state.classifier_5_finish.gain"), "classifier_5_finish.gain"),
     "another network": (set_in("architecture", "name", "conv4"), "does not fit mptify:conv4"),
     "a huge network": (set_in("architecture", {"source": "timm", "name": "vit_giant_patch14_224", "arguments": {}}), "not made from"),
-    "a later version": (set_in("version", 9), "reads up to 1"),
+    "a later version": (set_in("version", 9), "reads version 2"),
+    "an earlier version": (set_in("version", 1), "format version 1, .*export the ticket again"),
+    "pairs of one": (fill_one("kernel.features_2.starts", 1, 1), "in pairs of one"),
+    "no most sign": (fill("kernel.features_2.flipped", 7), "of which sign most survivors are"),
+    "a layout of nothing": (set_in("kernels", "features_2", "layout", [32, 0, 1]), "is no layout"),
+    "another layout": (set_in("kernels", "features_2", "layout", [32, 7, 3]), "lie outside of the image"),
     "more than it should": (set_in("more", 1), "lacks or adds something"),
     "settings that mean nothing": (set_in("spec", "prune", 7), "settings mean nothing"),
 }  # fmt: skip
