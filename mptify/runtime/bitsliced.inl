@@ -136,11 +136,10 @@ struct Starts {
   typedef uint64_t Word __attribute__((vector_size(BYTES)));
   Word pixels[MOST_GROUPS * 8];
   int64_t group[MOST_GROUPS];
-  int64_t count;
+  int64_t count = 0;
 
-  void take(const Job& job, int64_t place) {
+  Starts(const Job& job, int64_t place) {
     uint64_t left = 0;  // groups that lie in this word
-    count = 0;
     for (int64_t cell = place / 8; cell < (place + BYTES) / 8; cell++) left |= job.present[cell];
     for (; left; left &= left - 1) {
       group[count] = __builtin_ctzll(left);
@@ -150,6 +149,7 @@ struct Starts {
     }
   }
 
+  // Pixels of the classes that `subsets` names: BITS of them for each group.
   template <int BITS>
   inline __attribute__((always_inline)) void set(const uint8_t* subsets, Word* bits) const {
     const uint8_t* of = subsets + group[0] * BITS;
@@ -164,7 +164,7 @@ struct Starts {
 };
 
 // Words from byte `begin` to byte `end` of the planes, which lie in one strip, for filters [first, last). Counters, where they are
-// asked for in place of signs, are those of one word of one filter.
+// asked for in place of signs, are those of one word.
 template <int BYTES, int BITS, int UNIT>
 static void run_with(const Job& job, int64_t begin, int64_t end, int64_t first, int64_t last) {
   using Sum = Counters<BYTES, BITS, UNIT>;
@@ -172,36 +172,32 @@ static void run_with(const Job& job, int64_t begin, int64_t end, int64_t first, 
   const Job here = job;  // which nothing that is written can change
   const int64_t set = here.groups * BITS;
   for (int64_t place = begin; place < end; place += BYTES) {
-    Starts<BYTES> starts;
-    if (here.init) starts.take(here, place);
+    const Starts<BYTES> starts(here, place);
     Sum sum;
     sum.at = here.planes + (place - here.from);
     sum.unit = here.unit;
     for (int64_t f = first; f < last; f++) {
-      const int32_t* lists = here.starts + 2 * f;
-      const bool flipped = here.flipped[f];
-      if (here.init == nullptr) {
-        const int64_t start = -(int64_t)flipped - (lists[1] - lists[0]) / 2;
+      const uint8_t* init = here.init + f * here.sets * set;
+      starts.template set<BITS>(init, sum.count);
+      if (here.sets == 2) {  // where the shortcut is +1, the second threshold
+        Word other[BITS];
+        starts.template set<BITS>(init + set, other);
+        const Word shortcut = Sum::load(here.shortcut + f * here.stride + place);
         #pragma GCC unroll 16
-        for (int i = 0; i < BITS; i++) sum.count[i] = Sum::all(start >> i & 1);
-      } else {
-        const uint8_t* init = here.init + f * here.sets * set;
-        starts.template set<BITS>(init, sum.count);
-        if (here.sets == 2) {  // where the shortcut is +1, the second threshold
-          Word other[BITS];
-          starts.template set<BITS>(init + set, other);
-          const Word shortcut = Sum::load(here.shortcut + f * here.stride + place);
-          #pragma GCC unroll 16
-          for (int i = 0; i < BITS; i++) sum.count[i] ^= (sum.count[i] ^ other[i]) & shortcut;
-        }
+        for (int i = 0; i < BITS; i++) sum.count[i] ^= (sum.count[i] ^ other[i]) & shortcut;
       }
+      const int32_t* lists = here.starts + 2 * f;
       sum.add_list(here.index + lists[0], here.index + lists[1], here.index + lists[2]);
-      const Word turn = Sum::all(flipped);
-      if (here.counters == nullptr) {
+      const Word turn = Sum::all(here.flipped[f]);
+      if (here.odd == nullptr) {
         Sum::store(here.out + f * here.stride + place, ~(sum.count[BITS - 1] ^ turn));
       } else {
+        Word odd[1];
+        starts.template set<1>(here.odd + f * here.groups, odd);
+        uint8_t* counters = here.counters + (f - first) * (1 + BITS) * BYTES;
+        Sum::store(counters, odd[0]);
         #pragma GCC unroll 16
-        for (int i = 0; i < BITS; i++) Sum::store(here.counters + i * BYTES, sum.count[i] ^ turn);
+        for (int i = 0; i < BITS; i++) Sum::store(counters + (1 + i) * BYTES, sum.count[i] ^ turn);
       }
     }
   }

@@ -23,7 +23,7 @@ from mptify.errors import MptifyError
 from mptify.runtime.geometry import CLASSES, Geometry, Layout, fits
 from mptify.runtime.planes import Bits, Kernel, Numbers, Value, row_bytes, stride_of
 
-__all__ = ["BitslicedConv", "Tables", "fault_in_lists", "fault_in_thresholds", "in_lists", "runs_of", "survivors"]
+__all__ = ["BitslicedConv", "Tables", "fault_in_lists", "fault_in_thresholds", "in_lists", "survivors"]
 
 _COUNTERS = (6, 8, 9, 10, 11, 12, 13, 15)  # the kernel's choices of bits per sum
 _COUNTERS_OF_UNITS = (11, 15)  # where offsets are no bytes
@@ -89,9 +89,7 @@ class BitslicedConv(Kernel):
         size = tables.geometry.out_size
         fields: dict[str, Any] = {"filters": self.filters, "in_": place, "one": tables.put(to)}
         if self.thresholds is None:
-            runs = runs_of(tables.classes, tables.classes)
-            form: Any = Numbers.in_order(self.filters, *size, tokens=bits.tokens)
-            return to.add("sums", form, runs=to.constant(runs), run_count=len(runs), **fields)
+            return to.add("sums", Numbers.in_order(self.filters, *size, tokens=bits.tokens), **fields)
         made = Bits(self.filters, *size, bits.tokens)
         if shortcut and shortcut[0].form != made:
             raise MptifyError(f"A packed layer makes {made}, and its shortcut is {shortcut[0].form}.")
@@ -162,7 +160,11 @@ def _in_pairs(starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Tables:
-    """What the kernel needs for images of one size, beside the survivors."""
+    """What the kernel needs for images of one size, beside the survivors: above all, what its counters start from.
+
+    For signs, minus the threshold. For sums, that of a threshold of 0: what the counters end with is then half the sum, rounded down, and
+    whether it is odd depends on the pixel's class alone.
+    """
 
     def __init__(self, layer: BitslicedConv, bits: Bits):
         if bits.channels != layer.geometry.channels:
@@ -176,31 +178,29 @@ class Tables:
         (row_class, rows), (column_class, columns) = geometry.taps_seen(0), geometry.taps_seen(1)
         counters = _COUNTERS if self.layout.unit == 1 else _COUNTERS_OF_UNITS
         self.bits = next(bits for bits in counters if 1 << (bits - 1) > layer.most_kept)
-        thresholds = [] if layer.thresholds is None else list(layer.thresholds.numpy())
-        self.sets = max(1, len(thresholds))
+        thresholds = np.zeros((1, layer.filters), np.int64) if layer.thresholds is None else layer.thresholds.numpy().astype(np.int64)
+        self.sets = len(thresholds)
         per_row = -(-len(columns) // CLASSES)
         self.groups = len(rows) * per_row
         self.stride = stride_of(height, width)
-        self.bias = np.zeros((layer.filters, len(rows) * len(columns)), np.int16)
-        self.classes = (row_class[:, None] * len(columns) + column_class[None]).astype(np.uint8)
-        init = np.zeros((layer.filters, self.sets, self.groups, self.bits), np.uint8)
-        self.init = init if thresholds else None
+        self.init = np.zeros((layer.filters, self.sets, self.groups, self.bits), np.uint8)
+        self.odd = np.zeros((layer.filters, self.groups), np.uint8)
         self.unions = np.zeros((self.groups, 1 << CLASSES, self.stride), np.uint8)
         taps, flipped = layer.taps(), layer.flipped.numpy().astype(bool)
         pairs = (layer.starts[1::2] - layer.starts[:-1:2]).numpy() // 2
         for i, seen_rows in enumerate(rows):
             for j, seen_columns in enumerate(columns):
                 negative, positive = taps[:, :, seen_rows][..., seen_columns].sum((2, 3)).T
-                self.bias[:, i * len(columns) + j] = positive - negative
                 group, place = i * per_row + j // CLASSES, j % CLASSES
+                self.odd[:, group] |= ((positive - negative) % 2 << place).astype(np.uint8)
                 for which, wanted in enumerate(thresholds):
                     least = -((negative - positive - wanted) // 2)  # half of it, rounded up
                     least = np.clip(least, -negative, positive + 1)
                     first = np.where(flipped, least - 1, -least) - pairs
                     for bit in range(self.bits):
-                        init[:, which, group, bit] |= ((first >> bit & 1) << place).astype(np.uint8)
+                        self.init[:, which, group, bit] |= ((first >> bit & 1) << place).astype(np.uint8)
                 mask = np.zeros((height, row_bytes(width) * 8), np.uint8)
-                mask[:, :width] = self.classes == i * len(columns) + j
+                mask[:, :width] = (row_class == i)[:, None] & (column_class == j)
                 plane = np.packbits(mask, axis=-1, bitorder="little").reshape(-1)
                 for subset in range(1 << CLASSES):
                     if subset >> place & 1:
@@ -214,14 +214,14 @@ class Tables:
         layer, geometry, layout = self.layer, self.geometry, self.layout
         arrays = {
             "index": layer.index_for(geometry, layout), "starts": layer.starts, "flipped": layer.flipped, "init": self.init,
-            "unions": self.unions, "present": self.present, "masks": _column_masks(geometry), "bias": self.bias,
-            "phases": np.array(geometry.phases, np.int64),
+            "odd": self.odd if layer.thresholds is None else None, "unions": self.unions, "present": self.present,
+            "masks": _column_masks(geometry), "phases": np.array(geometry.phases, np.int64),
         }  # fmt: skip
         strips = -(-geometry.out_size[0] * row_bytes(geometry.out_size[1]) // layout.strip)
         return {name: to.constant(array) for name, array in arrays.items() if array is not None} | {
             "shape": geometry.shape(), "scratch": to.scratch(strips * geometry.planes * layout.part + 128, which), "unit": layout.unit,
             "strip": layout.strip, "part": layout.part, "stride": self.stride, "groups": self.groups, "sets": self.sets, "bits": self.bits,
-            "in_stride": self.in_stride, "classes": self.bias.shape[1],
+            "in_stride": self.in_stride,
         }  # fmt: skip
 
 
@@ -258,15 +258,3 @@ def _column_masks(geometry: Geometry) -> np.ndarray | None:
     masks = np.zeros((len(shifts), -(-height * row_bytes(width) // 32) * 32), np.uint8)  # the kernel shifts 32 bytes at a time
     masks[:, : height * row_bytes(width)] = np.tile(rows, height)
     return masks
-
-
-def runs_of(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Pixels in a row that are of one class in each of two layers: begin and end in a plane, the first pixel, the classes."""
-    height, width = one.shape
-    changes = np.ones((height, width), bool)
-    changes[:, 1:] = (one[:, 1:] != one[:, :-1]) | (other[:, 1:] != other[:, :-1])
-    y, x = np.nonzero(changes)
-    pixel = y * width + x
-    ends = np.append(pixel[1:], height * width)
-    begin = y * row_bytes(width) * 8 + x
-    return np.stack([begin, begin + ends - pixel, pixel, one[y, x], other[y, x]], axis=1).astype(np.int64)

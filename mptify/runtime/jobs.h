@@ -1,7 +1,6 @@
 // What the kernels are told: one layer on one image each.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "rows.h"
@@ -16,12 +15,13 @@ struct Job {
   const uint16_t* index;    // which of them each filter adds, in units of `unit` bytes; behind the last one there are 3 to read
   const int32_t* starts;    // where in `index` filter f begins [2 f], and where its mixed pairs end [2 f + 1]: see bitsliced.inl
   const uint8_t* flipped;   // [filters]: of more negative survivors than positive ones the complement is counted, with signs turned
-  const uint8_t* init;      // [filters][sets][groups][bits]: which of a group's classes have that bit set at the start; or null
+  const uint8_t* init;      // [filters][sets][groups][bits]: which of a group's classes have that bit set at the start
+  const uint8_t* odd;       // [filters][groups]: of which classes sums are odd; null where signs are asked for
   const uint8_t* unions;    // [groups][8]: planes of the pixels in each subset of a group's (up to three) classes
   const uint64_t* present;  // per 8 bytes of a plane: the groups that lie in them, as bits
   const uint8_t* shortcut;  // [filters], or null
   uint8_t* out;             // [filters]
-  uint8_t* counters;        // [bits] words, in place of `out`, or null
+  uint8_t* counters;        // [filters][1 + bits] words, in place of `out`: sums in two's complement
   int64_t from;             // the byte of a plane at which the strip begins
   int64_t unit, stride, groups, sets, bits;
 };
@@ -68,51 +68,17 @@ struct Windows {
   int64_t pixels, step, bytes, class_count;
 };
 
-// A convolution of one image: `expand` makes its planes, `job` adds them up. The sum of a filter over a window is
-// 2 * (positives - negatives) - bias, which depends on the window's class: on which of its taps lie in the image.
+// A convolution's image, from which `expand` makes planes.
 struct Conv {
   const uint8_t* image;
   const Shape* shape;
   const int64_t* phases;
   uint8_t* scratch;      // the strips, and behind them 128 bytes that may be read
-  const int16_t* bias;   // [filters][classes]
   const uint8_t* masks;  // [kernel_w]: what a plane shifted as a whole may show; null unless the stride is 1 and rows keep their bytes
-  int64_t in_stride, classes;
+  int64_t in_stride;
   int64_t strip, part;  // bytes of the output that one strip is for, and bytes that a plane has in it
 
   int64_t planes() const { return shape->channels * shape->kernel_w * shape->phases; }
-};
-
-// Neighbouring pixels of one class (of two layers: of one class in each).
-struct Run {
-  int64_t begin, end;  // as the bits lie in a plane
-  int64_t pixel;       // the first one, as the numbers lie in an image
-  int64_t one, other;  // classes
-};
-
-// Those of them that lie in one word, from bit `from` to bit `to` of the planes; they are listed in order.
-struct Runs {
-  const Run *first, *last;
-  int64_t from, to;
-
-  Runs(const Run* runs, int64_t count, int64_t from_bit, int64_t to_bit) : first(runs), last(runs + count), from(from_bit), to(to_bit) {
-    first = std::partition_point(first, last, [&](const Run& run) { return run.end <= from; });
-    last = std::partition_point(first, last, [&](const Run& run) { return run.begin < to; });
-  }
-
-  // each(run, begin, end), with the bits of the run as they are counted in the word
-  template <class Each>
-  void for_each(const Each& each) const {
-    for (const Run* run = first; run < last; run++) each(*run, std::max(run->begin, from) - from, std::min(run->end, to) - from);
-  }
-};
-
-// Two layers whose outputs are added: a sign is +1 where the sum of the first reaches what the table says for that of the second.
-struct Join {
-  const Conv* one;
-  const Conv* other;
-  const int16_t* table;  // [filters][span]: thresholds for sums of the second from -(span / 2) on
-  int64_t span;
 };
 
 }  // namespace

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError
-from mptify.runtime.bitsliced import BitslicedConv, Tables, runs_of
+from mptify.runtime.bitsliced import BitslicedConv, Tables
 from mptify.runtime.planes import Bits, Kernel, Value
 
 __all__ = ["JoinedConv"]
@@ -23,7 +23,7 @@ class JoinedConv(Kernel):
     def __init__(self, one: BitslicedConv, other: BitslicedConv, least: Tensor):
         super().__init__()
         self.one, self.other, self.span = one, other, least.shape[1]
-        self.register_buffer("least", torch.cat([least.reshape(-1), least.new_zeros(1)]).to(torch.int16))  # the kernel may read one more
+        self.register_buffer("least", least.reshape(-1).to(torch.int16))
 
     def fault(self) -> str | None:
         for part in (self.one, self.other):
@@ -31,7 +31,7 @@ class JoinedConv(Kernel):
                 return part.fault()
         if self.one.filters != self.other.filters or self.one.thresholds is not None or self.other.thresholds is not None:
             return "its two layers can't be added"
-        if self.least.dtype != torch.int16 or self.least.numel() != self.one.filters * self.span + 1:
+        if self.least.dtype != torch.int16 or self.least.numel() != self.one.filters * self.span:
             return "its thresholds are not those of each filter"
         return None if self.span // 2 >= self.other.most_kept and self.span % 2 else "it has too few thresholds per filter"
 
@@ -40,9 +40,7 @@ class JoinedConv(Kernel):
         one, other = Tables(self.one, bits), Tables(self.other, their_bits)
         if one.geometry.out_size != other.geometry.out_size:
             raise MptifyError(f"Outputs of {one.geometry.out_size} and {other.geometry.out_size} pixels can't be added.")
-        runs = runs_of(one.classes, other.classes)
         return to.add(
             "join", Bits(self.one.filters, *one.geometry.out_size, bits.tokens), filters=self.one.filters, in_=place, second=their_place,
-            one=one.put(to), other=other.put(to, 1), table=to.constant(self.least), runs=to.constant(runs), run_count=len(runs),
-            span=self.span,
+            one=one.put(to), other=other.put(to, 1), table=to.constant(self.least), span=self.span,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from mptify.native.build import open_library
 
 __all__ = ["EDITION", "KINDS", "Layer", "Shape", "Step", "cpu_names", "library", "word_bytes"]
 
-EDITION = 10
+EDITION = 11
 
 KINDS = (
     "conv",
@@ -42,7 +42,7 @@ class Shape(ctypes.Structure):
 class Layer(ctypes.Structure):
     """A convolution's tables, as numbers of arrays; the fields are explained in steps.h."""
 
-    ARRAYS = ("index", "starts", "flipped", "init", "unions", "present", "masks", "phases", "bias", "scratch")
+    ARRAYS = ("index", "starts", "flipped", "init", "odd", "unions", "present", "masks", "phases", "bias", "scratch")
     _fields_ = [
         ("shape", Shape),
         *[
@@ -55,11 +55,11 @@ class Layer(ctypes.Structure):
 class Step(ctypes.Structure):
     """One step of a program; the fields are explained in steps.h."""
 
-    ARRAYS = ("in_", "second", "out", "runs", "table", "thresholds", "falling")
+    ARRAYS = ("in_", "second", "out", "table", "thresholds", "falling")
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("kind", "filters", "in_", "second", "out")],
         ("one", Layer), ("other", Layer),
-        *[(name, ctypes.c_int64) for name in ("runs", "table", "thresholds", "falling", "run_count", "span", "length")],
+        *[(name, ctypes.c_int64) for name in ("table", "thresholds", "falling", "span", "length")],
         ("steps", ctypes.c_int64 * 3),
     ]  # fmt: skip
 

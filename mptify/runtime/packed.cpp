@@ -32,10 +32,9 @@ struct Cpu {
   void (*pixels)(const Pixels&, int64_t begin, int64_t end);
   void (*popcount)(const Popcount&, int64_t first, int64_t last);
   void (*expand)(const Conv&, int64_t begin, int64_t end);  // channels
-  void (*numbers_of)(const uint8_t* counters, int64_t stride, int bits, int64_t count, int16_t* numbers);
-  void (*bits_of)(const uint8_t* bytes, int64_t count, uint8_t* bits);
-  void (*sums_of_word)(const Conv&, const Runs&, int64_t f, const int16_t* numbers, float* sums);
-  void (*compare_sums)(const Join&, const Runs&, int64_t f, const int16_t* ones, const int16_t* others, uint8_t* above);
+  void (*numbers_of)(const uint8_t* counters, int64_t bytes, int bits, int16_t* numbers);
+  void (*compare_sums)(
+      const int16_t* ones, const int16_t* others, const int16_t* table, int16_t most, int64_t bytes, int16_t* least, uint8_t* out);
   void (*sums_of_windows)(const Windows&, int64_t f, int32_t* sums);
   std::vector<Width> widths;  // of words, the widest first
 };
@@ -123,7 +122,7 @@ void in_parts(int64_t count, Crew& crew, int64_t grain, const Work& work) {
 
 extern "C" {
 
-int mptify_packed_edition() { return 10; }
+int mptify_packed_edition() { return 11; }
 
 int mptify_packed_cpus() { return (int)cpus().size(); }
 

@@ -8,7 +8,7 @@ namespace {
 // weights, `starts` its survivors per filter, and `present` the classes of its pixels.
 struct Layer {
   Shape shape;
-  int64_t index, starts, flipped, init, unions, present, masks, phases, bias, scratch;  // arrays
+  int64_t index, starts, flipped, init, odd, unions, present, masks, phases, bias, scratch;  // arrays
   int64_t unit, stride, groups, sets, bits, in_stride, classes, strip, part;
 };
 
@@ -18,8 +18,8 @@ struct Step {
   int64_t kind, filters;
   int64_t in, second, out;  // arrays; the second input is a shortcut, or what the other of two layers sees
   Layer one, other;
-  int64_t runs, table, thresholds, falling;  // arrays
-  int64_t run_count, span, length;  // of a copy, `span` is where in the output it begins, and `length` its bytes
+  int64_t table, thresholds, falling;  // arrays
+  int64_t span, length;  // of a copy, `span` is where in the output it begins, and `length` its bytes
   int64_t steps[3];  // from a channel, row and column of numbers to the next
 };
 
@@ -47,11 +47,12 @@ struct Prepared {
     job.starts = arrays.at<int32_t>(layer.starts);
     job.flipped = arrays.at<uint8_t>(layer.flipped);
     job.init = arrays.at<uint8_t>(layer.init);
+    job.odd = arrays.at<uint8_t>(layer.odd);
     job.unions = arrays.at<uint8_t>(layer.unions);
     job.present = arrays.at<uint64_t>(layer.present);
     job.unit = layer.unit, job.stride = layer.stride, job.groups = layer.groups, job.sets = layer.sets, job.bits = layer.bits;
     conv = {arrays.at<uint8_t>(in), &layer.shape, arrays.at<int64_t>(layer.phases), arrays.at<uint8_t>(layer.scratch),
-            arrays.at<int16_t>(layer.bias), arrays.at<uint8_t>(layer.masks), layer.in_stride, layer.classes, layer.strip, layer.part};
+            arrays.at<uint8_t>(layer.masks), layer.in_stride, layer.strip, layer.part};
   }
 
   // The job of words from byte `begin` on, in the strip that they lie in.
@@ -69,24 +70,36 @@ struct Prepared {
   }
 };
 
-// The sums of a word's pixels, as the bits lie in it: twice that, less a bias, is the sum over a window.
+constexpr int64_t WIDEST = 64;  // bytes of a word
+
+// The sums of one word's pixels, of filters up to `last`, one after the other.
 class Sums {
  public:
-  Sums(const Prepared& layer, int64_t begin) : job_(layer.at(begin)), begin_(begin) {
+  Sums(const Cpu& cpu, const Prepared& layer, const Width& width, int64_t begin, int64_t last)
+      : cpu_(cpu), width_(width), job_(layer.at(begin)), begin_(begin), last_(last) {
     job_.counters = counters_;
   }
 
-  const int16_t* of(const Cpu& cpu, const Width& width, int64_t f) {
-    width.run(job_, begin_, begin_ + width.bytes, f, f + 1);
-    cpu.numbers_of(counters_, width.bytes, (int)job_.bits, 8 * width.bytes, numbers_);
+  const int16_t* of(int64_t f) {
+    if (f >= ready_) {
+      first_ = f, ready_ = std::min(last_, f + AT_ONCE);
+      width_.run(job_, begin_, begin_ + width_.bytes, first_, ready_);
+    }
+    const int bits = 1 + (int)job_.bits;
+    cpu_.numbers_of(counters_ + (f - first_) * bits * width_.bytes, width_.bytes, bits, numbers_);
     return numbers_;
   }
 
  private:
+  static constexpr int64_t AT_ONCE = 8;
+
+  const Cpu& cpu_;
+  const Width& width_;
   Job job_;
-  int64_t begin_;
-  alignas(64) uint8_t counters_[15 * 64];
-  int16_t numbers_[8 * 64 + 16] = {};
+  const int64_t begin_, last_;
+  int64_t first_ = 0, ready_ = 0;
+  alignas(64) uint8_t counters_[AT_ONCE * 16 * WIDEST];
+  int16_t numbers_[8 * WIDEST];
 };
 
 // word(width, begin) for each word of a layer's planes, one after the other.
@@ -114,36 +127,40 @@ void run_conv(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew
 // The sums themselves: float32, [filters][height][width].
 void run_sums(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   const Prepared layer(step.one, arrays, step.in);
-  const Run* runs = arrays.at<Run>(step.runs);
-  float* sums = arrays.at<float>(step.out);
+  const Shape& shape = step.one.shape;
+  const int64_t row = 8 * shape.out_bytes;  // pixels, with those behind its end
   layer.expand_image(cpu, crew);
-  const int64_t pixels = step.one.shape.out_height * step.one.shape.out_width;
   in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
     for_each_word(cpu, layer.conv, layer.conv.strip, [&](const Width& width, int64_t begin) {
-      Sums word(layer, begin);
-      const Runs here(runs, step.run_count, 8 * begin, 8 * (begin + width.bytes));
-      for (int64_t f = first; f < last; f++) cpu.sums_of_word(layer.conv, here, f, word.of(cpu, width, f), sums + f * pixels);
+      Sums word(cpu, layer, width, begin, last);
+      const int64_t from = 8 * begin, to = std::min(from + 8 * width.bytes, row * shape.out_height);
+      for (int64_t f = first; f < last; f++) {
+        const int16_t* numbers = word.of(f);
+        float* sums = arrays.at<float>(step.out) + f * shape.out_height * shape.out_width;
+        for (int64_t y = from / row; y * row < to; y++) {
+          const int64_t end = std::min(to, y * row + shape.out_width);
+          for (int64_t i = std::max(from, y * row); i < end; i++) sums[y * shape.out_width + i - y * row] = (float)numbers[i - from];
+        }
+      }
     });
   });
 }
 
-// Two layers, and the signs of what their outputs add up to.
+// Two layers, and the signs of what their outputs add up to: `table` [filters][span] has what the first one's sum must reach, for sums of
+// the second from -(span / 2) on.
 void run_join(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   const Prepared one(step.one, arrays, step.in), other(step.other, arrays, step.second);
-  const Join join = {&one.conv, &other.conv, arrays.at<int16_t>(step.table), step.span};
-  const Run* runs = arrays.at<Run>(step.runs);
+  const int16_t* table = arrays.at<int16_t>(step.table) + step.span / 2;
   uint8_t* out = arrays.at<uint8_t>(step.out);
   one.expand_image(cpu, crew);
   other.expand_image(cpu, crew);
   in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
     for_each_word(cpu, one.conv, std::min(one.conv.strip, other.conv.strip), [&](const Width& width, int64_t begin) {
-      Sums ones(one, begin), others(other, begin);
-      const Runs here(runs, step.run_count, 8 * begin, 8 * (begin + width.bytes));
-      uint8_t above[8 * 64 + 16] = {};
-      for (int64_t f = first; f < last; f++) {
-        cpu.compare_sums(join, here, f, ones.of(cpu, width, f), others.of(cpu, width, f), above);
-        cpu.bits_of(above, 8 * width.bytes, out + f * step.one.stride + begin);
-      }
+      Sums ones(cpu, one, width, begin, last), others(cpu, other, width, begin, last);
+      int16_t room[8 * WIDEST];
+      for (int64_t f = first; f < last; f++)
+        cpu.compare_sums(ones.of(f), others.of(f), table + f * step.span, (int16_t)(step.span / 2), width.bytes, room,
+                         out + f * step.one.stride + begin);
     });
   });
 }

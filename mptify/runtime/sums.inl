@@ -1,64 +1,64 @@
 // From bit-sliced counters to numbers, and from two layers' numbers to the sign of their sum. Included once per instruction
 // set, inside its namespace (see cpu.inl).
 
-typedef uint16_t Lanes __attribute__((vector_size(32)));
-
-// The counters' numbers, pixel by pixel as the bits lie in the planes: `count` of them, rounded up to 16.
-static void numbers_of(const uint8_t* counters, int64_t stride, int bits, int64_t count, int16_t* numbers) {
-  const Lanes lane = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
-  for (int64_t at = 0; at < count; at += 16) {
-    Lanes found = {};
-    for (int i = 0; i < bits; i++) {
-      uint16_t word;
-      __builtin_memcpy(&word, counters + i * stride + at / 8, 2);
-      const Lanes ones = (Lanes)(((Lanes{} + word) & lane) != 0);
-      const uint16_t bit = (uint16_t)(1u << i);
-      found |= ones & (Lanes{} + bit);
-    }
-    typedef int16_t Signed __attribute__((vector_size(32)));
-    const Signed whole = (Signed)(found << (16 - bits)) >> (16 - bits);  // the topmost counter is the sign
-    __builtin_memcpy(numbers + at, &whole, 32);
-  }
-}
-
-// Bits from bytes that are 0 or 1, eight at a time.
-static void bits_of(const uint8_t* bytes, int64_t count, uint8_t* bits) {
-  for (int64_t at = 0; at < count; at += 8)
-    bits[at / 8] = (uint8_t)(eight_bytes(bytes + at) * 0x0102040810204080ull >> 56);
-}
-
-static void sums_of_word(const Conv& conv, const Runs& runs, int64_t f, const int16_t* numbers, float* sums) {
-  const int16_t* bias = conv.bias + f * conv.classes;
-  runs.for_each([&](const Run& run, int64_t begin, int64_t end) {
-    const int32_t by = bias[run.one];
-    float* to = sums + run.pixel + (runs.from + begin - run.begin);
-    for (int64_t i = begin; i < end; i++) to[i - begin] = (float)(2 * numbers[i] - by);
-  });
-}
-
-// Where one layer's sum reaches the threshold that the other's sum calls for.
-static void compare_sums(const Join& join, const Runs& runs, int64_t f, const int16_t* ones, const int16_t* others, uint8_t* above) {
-  const int16_t* table = join.table + f * join.span;
-  const int16_t* bias_one = join.one->bias + f * join.one->classes;
-  const int16_t* bias_other = join.other->bias + f * join.other->classes;
-  runs.for_each([&](const Run& run, int64_t begin, int64_t end) {
-    const int32_t by = bias_one[run.one];
-    const int16_t* least = table + join.span / 2 - bias_other[run.other];
-    int64_t i = begin;
+// The numbers of a word of `bytes` bytes, pixel by pixel, from `bits` counters, of which the last one is the sign.
+static void numbers_of(const uint8_t* counters, int64_t bytes, int bits, int16_t* numbers) {
 #if CPU_BYTES >= 32
-    // Eight at a time, beyond the run's end too, where the next one writes again; there a sum may lie outside of the table.
-    const __m256i low = _mm256_set1_epi32((int)(table - least)), high = _mm256_set1_epi32((int)(table + join.span - 1 - least));
-    const auto twice = [](const int16_t* from) __attribute__((always_inline)) {
-      return _mm256_slli_epi32(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)from)), 1);
+  const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);  // 8 pixels per byte
+  const __m256i each = _mm256_set1_epi64x((int64_t)0x8040201008040201);
+  for (int64_t at = 0; at < bytes; at += 4) {  // 32 pixels
+    const auto bit_of = [&](int i) __attribute__((always_inline)) {  // -1 where it is set
+      int32_t word;
+      __builtin_memcpy(&word, counters + i * bytes + at, 4);
+      return _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(word), spread), each), each);
     };
-    for (; i < end; i += 8) {
-      const __m256i place = _mm256_min_epi32(_mm256_max_epi32(twice(others + i), low), high);
-      const __m256i found = _mm256_srai_epi32(_mm256_slli_epi32(_mm256_i32gather_epi32((const int*)least, place, 2), 16), 16);
-      const __m256i below = _mm256_cmpgt_epi32(found, _mm256_sub_epi32(twice(ones + i), _mm256_set1_epi32(by)));
-      const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(below), _mm256_extracti128_si256(below, 1));
-      _mm_storel_epi64((__m128i*)(above + i), _mm_add_epi8(_mm_packs_epi16(words, words), _mm_set1_epi8(1)));
+    __m256i high = bit_of(bits - 1), low = _mm256_setzero_si256();
+    for (int i = bits - 2; i >= 8; i--) high = _mm256_sub_epi8(_mm256_add_epi8(high, high), bit_of(i));
+    const int below = bits <= 8 ? bits - 2 : 7;
+    if (bits <= 8) low = high;  // of few bits, the low byte is the number, and the sign fills the high one
+    for (int i = below; i >= 0; i--) low = _mm256_sub_epi8(_mm256_add_epi8(low, low), bit_of(i));
+    const __m256i one = _mm256_unpacklo_epi8(low, high), other = _mm256_unpackhi_epi8(low, high);
+    _mm256_storeu_si256((__m256i*)(numbers + 8 * at), _mm256_permute2x128_si256(one, other, 0x20));
+    _mm256_storeu_si256((__m256i*)(numbers + 8 * at + 16), _mm256_permute2x128_si256(one, other, 0x31));
+  }
+#else
+  typedef uint16_t Lanes __attribute__((vector_size(32)));
+  typedef int16_t Signed __attribute__((vector_size(32)));
+  const Lanes lane = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  for (int64_t at = 0; at < bytes; at += 2) {  // 16 pixels
+    Signed found = {};
+    for (int i = bits - 1; i >= 0; i--) {
+      uint16_t word;
+      __builtin_memcpy(&word, counters + i * bytes + at, 2);
+      const Signed bit = (Signed)(((Lanes{} + word) & lane) != 0);  // -1 where it is set
+      found = i == bits - 1 ? bit : found + found - bit;
     }
+    __builtin_memcpy(numbers + 8 * at, &found, 32);
+  }
 #endif
-    for (; i < end; i++) above[i] = 2 * ones[i] - by >= least[2 * others[i]];
-  });
+}
+
+// Signs of `bytes` * 8 pixels: +1 where one layer's sum reaches what the table says for the other's, which is at the most `most`
+// where there is an image. `least` is room to work in.
+static void compare_sums(
+    const int16_t* ones, const int16_t* others, const int16_t* table, int16_t most, int64_t bytes, int16_t* least, uint8_t* out) {
+  const int64_t pixels = 8 * bytes;
+  for (int64_t i = 0; i < pixels; i++) least[i] = std::max<int16_t>((int16_t)-most, std::min(most, others[i]));
+  for (int64_t i = 0; i < pixels; i++) least[i] = table[least[i]];
+#if CPU_BYTES >= 32
+  for (int64_t at = 0; at < bytes; at += 4) {
+    const auto below = [&](int64_t i) __attribute__((always_inline)) {
+      return _mm256_cmpgt_epi16(_mm256_loadu_si256((const __m256i*)(least + i)), _mm256_loadu_si256((const __m256i*)(ones + i)));
+    };
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi16(below(8 * at), below(8 * at + 16)), 0xd8);
+    const uint32_t reached = ~(uint32_t)_mm256_movemask_epi8(both);
+    __builtin_memcpy(out + at, &reached, 4);
+  }
+#else
+  for (int64_t at = 0; at < bytes; at++) {
+    unsigned reached = 0;
+    for (int k = 0; k < 8; k++) reached |= (unsigned)(ones[8 * at + k] >= least[8 * at + k]) << k;
+    out[at] = (uint8_t)reached;
+  }
+#endif
 }
