@@ -302,6 +302,7 @@ _WHOLE = {  # networks that need each of their blocks
 def build(entry, device="cpu"):
     """The network and inputs for it, small ones; of `meta`, the network as it comes."""
     gc.collect()  # the last test's networks hang in cycles with their graphs
+    gc.freeze()  # what is left is there to stay, and need not be looked through again
     if device == "meta":
         return _build(entry, None, "cpu" if _needs_a_device(entry) else device)
     torch.manual_seed(0)

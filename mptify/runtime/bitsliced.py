@@ -139,7 +139,7 @@ class BitslicedConv(Kernel):
             return self.index
         return torch.from_numpy(layout.offsets(geometry, *self.layout.taps(self.geometry, self.index.numpy())).astype(np.uint16))
 
-    def taps(self) -> np.ndarray:
+    def per_tap(self) -> np.ndarray:
         """[filters][2][rows][columns]: how many negative and positive survivors there are at each place of the kernel."""
         f, _, kh, kw, positive = self._survivors()
         rows, columns = self.geometry.kernel
@@ -171,9 +171,9 @@ class Tables:
             raise MptifyError(f"A packed layer reads {layer.geometry.channels} channels, and was given {bits.channels}.")
         self.layer, self.in_stride = layer, bits.stride
         self.geometry = geometry = layer.geometry.at((bits.height, bits.width))
-        self.layout = Layout.of(geometry, layer.survivor_count)
         if not fits(geometry, layer.most_kept):
             raise MptifyError(f"Images of {bits.height}×{bits.width} are more than this layer can do; pack the model with one of them.")
+        self.layout = Layout.of(geometry, layer.survivor_count)
         height, width = geometry.out_size
         (row_class, rows), (column_class, columns) = geometry.taps_seen(0), geometry.taps_seen(1)
         counters = _COUNTERS if self.layout.unit == 1 else _COUNTERS_OF_UNITS
@@ -186,7 +186,7 @@ class Tables:
         self.init = np.zeros((layer.filters, self.sets, self.groups, self.bits), np.uint8)
         self.odd = np.zeros((layer.filters, self.groups), np.uint8)
         self.unions = np.zeros((self.groups, 1 << CLASSES, self.stride), np.uint8)
-        taps, flipped = layer.taps(), layer.flipped.numpy().astype(bool)
+        taps, flipped = layer.per_tap(), layer.flipped.numpy().astype(bool)
         pairs = (layer.starts[1::2] - layer.starts[:-1:2]).numpy() // 2
         for i, seen_rows in enumerate(rows):
             for j, seen_columns in enumerate(columns):

@@ -11,12 +11,12 @@ from mptify.errors import MptifyError
 from mptify.runtime.library import Shape, word_bytes
 from mptify.runtime.planes import row_bytes, stride_of
 
-__all__ = ["Geometry", "Layout", "fits"]
+__all__ = ["CLASSES", "Geometry", "Layout", "fits"]
 
 _OFFSETS = 1 << 16  # that 16 bits can tell apart
 _MOST_GROUPS = 64  # of classes
 _NEAR = 24 << 10  # bytes that stay in the cache that is nearest, beside all else that a kernel reads
-_STRIP = 16 << 10  # bytes of a strip that is not longer than it must be
+_STRIP = 16 << 10  # bytes that a strip has at the most, if it need not have more
 _USES = 8  # of a plane, that pay for cutting it into strips
 
 CLASSES = 3  # of pixels, in a group
@@ -99,7 +99,7 @@ class Layout:
         words = max(1, (_STRIP // planes - reach) // word)
         if planes * part > _NEAR and reach <= 2 * word and words * word + reach < part and survivors >= _USES * planes:
             strip, part = words * word, words * word + reach
-        if geometry.planes * part <= _OFFSETS:
+        if planes * part <= _OFFSETS:
             return cls(strip, part, 1)
         return cls(strip, -(-part // row) * row, row)
 

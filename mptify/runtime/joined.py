@@ -26,9 +26,9 @@ class JoinedConv(Kernel):
         self.register_buffer("least", least.reshape(-1).to(torch.int16))
 
     def fault(self) -> str | None:
-        for part in (self.one, self.other):
-            if part.fault():
-                return part.fault()
+        fault = self.one.fault() or self.other.fault()
+        if fault:
+            return fault
         if self.one.filters != self.other.filters or self.one.thresholds is not None or self.other.thresholds is not None:
             return "its two layers can't be added"
         if self.least.dtype != torch.int16 or self.least.numel() != self.one.filters * self.span:

@@ -1,12 +1,12 @@
 // Packed 1/1 layers on bit planes: one plane per channel, one bit per pixel. Plain C++ with C names: no torch, no Python.
 //
-// A word of 256 bits then holds 256 pixels of one channel. A kept weight costs one carry-save addition of such a word, a
-// pruned one costs nothing, and BatchNorm with sign is a threshold that the counters start from: bitsliced.inl.
+// A word of 256 bits then holds 256 pixels of one channel. A kept weight costs an addition of such a word into counters that are
+// planes themselves, a pruned one costs nothing, and BatchNorm with sign is a threshold that the counters start from: bitsliced.inl.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
+#include <numeric>
 #include <vector>
 
 #ifdef __x86_64__

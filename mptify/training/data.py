@@ -211,11 +211,14 @@ def _from_files(images: Images, shares: Iterable[Tensor], device: Any, seed: int
     )
     with born_deaf():
         batches = iter(loader)
-    for batch in batches:
-        if isinstance(batch, _Unreadable):
-            raise BadData(batch.text)
-        pixels, labels = batch[0].to(device, non_blocking=True), torch.as_tensor(batch[1]).to(device)
-        yield _normalized(pixels, images) if images.mean else pixels, labels
+    try:
+        for batch in batches:
+            if isinstance(batch, _Unreadable):
+                raise BadData(batch.text)
+            pixels, labels = batch[0].to(device, non_blocking=True), torch.as_tensor(batch[1]).to(device)
+            yield _normalized(pixels, images) if images.mean else pixels, labels
+    finally:
+        del batches  # whose processes end with it, and are waited for if an exception holds this frame instead
 
 
 # -- what the caller gives --------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def through(kernel, *inputs, layout="channels", which_cpu=-1):
 
 
 def lay_out_somehow(monkeypatch):
-    """Planes in one strip or in several, as long as this machine's words or longer: what else only large layers have."""
+    """Planes in one strip or in several, for words of any width: what else only large layers have, or other machines."""
     for name, choices in (("_NEAR", (0, 24 << 10)), ("_USES", (0, 8)), ("_STRIP", (0, 2000, 16 << 10))):
         monkeypatch.setattr(geometry_module, name, random.choice(choices))
     word = random.choice([16, 32, 64])
@@ -148,6 +148,7 @@ def test_two_layers_added_agree_bit_for_bit(seed, which_cpu, monkeypatch):
 )
 def test_large_layers_agree_bit_for_bit(channels, size, filters, expected, which_cpu, monkeypatch):
     monkeypatch.setattr(geometry_module, "word_bytes", lambda: 32)
+    torch.set_num_threads(3)
     weight, images = ternary(filters, channels, 3, 3, kept=0.25), signs(1, channels, size, size)
     geometry = Geometry(channels, (size, size), (3, 3), padding=(1, 1))
     layer = BitslicedConv(weight.to(torch.int8), torch.randint(-9, 10, (1, filters)), geometry)
@@ -171,6 +172,16 @@ def test_lists_of_every_length_and_any_share_of_signs(kept, negative):
         layer = BitslicedConv(weight.to(torch.int8), torch.full((1, 9), least), geometry)
         assert torch.equal(through(layer, images) > 0, sums >= least)
     assert torch.equal(layer._counted().weights, WindowConv(weight.to(torch.int8), None, geometry).weights)  # and back
+
+
+def test_two_layers_may_be_cut_into_strips_of_different_lengths(monkeypatch):
+    """As on a machine with wider words than the one that planned them."""
+    strips = {6: 32, 5: 48}
+    monkeypatch.setattr(Layout, "of", classmethod(lambda cls, geometry, _: cls(strips[geometry.channels], strips[geometry.channels], 1)))
+    images, others, weight, theirs = signs(1, 6, 24, 40), signs(1, 5, 24, 40), ternary(7, 6, 1, 1, kept=0.8), ternary(7, 5, 1, 1, kept=0.8)
+    first, second = (BitslicedConv(one.to(torch.int8), None, Geometry(one.shape[1], (24, 40), (1, 1))) for one in (weight, theirs))
+    layer = JoinedConv(first, second, torch.arange(5, -6, -1).expand(7, 11))  # +1 where both add up to 0 or more
+    assert torch.equal(through(layer, images, others) > 0, F.conv2d(images, weight) + F.conv2d(others, theirs) >= 0)
 
 
 @pytest.mark.parametrize(("kernel", "padding", "width"), [(1, 3, 60), (1, 2, 61), (3, 6, 55)])

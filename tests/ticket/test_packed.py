@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
-NETWORKS = ["mptify:conv2", "torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:densenet121", "timm:test_vit",
+NETWORKS = ["mptify:conv2", "torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:squeezenet1_1", "timm:test_vit",
             "timm:test_efficientnet", "timm:test_convnext"]  # fmt: skip
 
 

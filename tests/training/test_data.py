@@ -1,5 +1,6 @@
 """Images: who sees which, when, and what is said of bad ones before the first step."""
 
+import multiprocessing
 import random
 
 import numpy as np
@@ -223,6 +224,7 @@ def test_an_image_that_breaks_later_is_named(folder, workers):
     with pytest.raises(BadData, match=r"3\.png: can't be read") as caught:
         epoch(train, batch=4)
     assert "\n" not in str(caught.value)
+    assert multiprocessing.active_children() == []  # though the exception still holds the frames
 
 
 def test_images_from_folders_are_normalized_as_they_say(folder):
