@@ -69,11 +69,27 @@ class Sums {
   int16_t numbers_[8 * WIDEST];
 };
 
-// word(width, begin) for each word of a layer's planes, one after the other.
-template <class Word>
-void for_each_word(const Cpu& cpu, const Conv& conv, int64_t strip, const Word& word) {
-  for_words(cpu, conv.shape->out_height * conv.shape->out_bytes, strip, [&](const Width& width, int64_t begin, int64_t end) {
-    for (; begin < end; begin += width.bytes) word(width, begin);
+// work(begin, end, first, last) on all strips, from byte `begin` to byte `end` of the planes, and in each on all filters [first, last).
+// Threads work on the same strip, each on some of the filters: so it comes into each one's cache once.
+template <class Work>
+void for_strips(const Shape& shape, int64_t strip, int64_t filters, Crew& crew, const Work& work) {
+  const int64_t bytes = shape.out_height * shape.out_bytes;
+  in_parts((bytes + strip - 1) / strip * filters, crew, 4, [&](int64_t at, int64_t end) {
+    while (at < end) {
+      const int64_t begin = at / filters * strip, first = at % filters, last = std::min(filters, first + end - at);
+      work(begin, std::min(bytes, begin + strip), first, last);
+      at += last - first;
+    }
+  });
+}
+
+// The same word by word: work(width, begin, first, last).
+template <class Work>
+void for_each_word(const Cpu& cpu, const Shape& shape, int64_t strip, int64_t filters, Crew& crew, const Work& work) {
+  for_strips(shape, strip, filters, crew, [&](int64_t begin, int64_t end, int64_t first, int64_t last) {
+    for_words(cpu, begin, end, strip, [&](const Width& width, int64_t from, int64_t to) {
+      for (; from < to; from += width.bytes) work(width, from, first, last);
+    });
   });
 }
 
@@ -83,11 +99,9 @@ void run_conv(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew
   layer.job.shortcut = arrays.at<uint8_t>(step.second);
   layer.job.out = arrays.at<uint8_t>(step.out);
   layer.expand_image(cpu, crew);
-  const Shape& shape = step.one.shape;
-  in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
-    for_words(cpu, shape.out_height * shape.out_bytes, layer.conv.strip, [&](const Width& width, int64_t begin, int64_t end) {
-      width.run(layer.at(begin), begin, end, first, last);
-    });
+  for_strips(step.one.shape, layer.conv.strip, step.filters, crew, [&](int64_t begin, int64_t end, int64_t first, int64_t last) {
+    const Job job = layer.at(begin);
+    for_words(cpu, begin, end, layer.conv.strip, [&](const Width& width, int64_t from, int64_t to) { width.run(job, from, to, first, last); });
   });
 }
 
@@ -97,19 +111,17 @@ void run_sums(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew
   const Shape& shape = step.one.shape;
   const int64_t row = 8 * shape.out_bytes;  // pixels, with those behind its end
   layer.expand_image(cpu, crew);
-  in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
-    for_each_word(cpu, layer.conv, layer.conv.strip, [&](const Width& width, int64_t begin) {
-      Sums sums(cpu, layer, width, begin, last);
-      const int64_t from = 8 * begin, to = std::min(from + 8 * width.bytes, row * shape.out_height);
-      for (int64_t f = first; f < last; f++) {
-        const int16_t* numbers = sums.of(f);
-        float* out = arrays.at<float>(step.out) + f * shape.out_height * shape.out_width;
-        for (int64_t y = from / row; y * row < to; y++) {
-          const int64_t end = std::min(to, y * row + shape.out_width);
-          for (int64_t i = std::max(from, y * row); i < end; i++) out[y * shape.out_width + i - y * row] = (float)numbers[i - from];
-        }
+  for_each_word(cpu, shape, layer.conv.strip, step.filters, crew, [&](const Width& width, int64_t begin, int64_t first, int64_t last) {
+    Sums sums(cpu, layer, width, begin, last);
+    const int64_t from = 8 * begin, to = std::min(from + 8 * width.bytes, row * shape.out_height);
+    for (int64_t f = first; f < last; f++) {
+      const int16_t* numbers = sums.of(f);
+      float* out = arrays.at<float>(step.out) + f * shape.out_height * shape.out_width;
+      for (int64_t y = from / row; y * row < to; y++) {
+        const int64_t end = std::min(to, y * row + shape.out_width);
+        for (int64_t i = std::max(from, y * row); i < end; i++) out[y * shape.out_width + i - y * row] = (float)numbers[i - from];
       }
-    });
+    }
   });
 }
 
@@ -121,14 +133,13 @@ void run_join(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew
   uint8_t* out = arrays.at<uint8_t>(step.out);
   one.expand_image(cpu, crew);
   other.expand_image(cpu, crew);
-  in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
-    for_each_word(cpu, one.conv, std::gcd(one.conv.strip, other.conv.strip), [&](const Width& width, int64_t begin) {
-      Sums ones(cpu, one, width, begin, last), others(cpu, other, width, begin, last);
-      int16_t room[8 * WIDEST];
-      for (int64_t f = first; f < last; f++)
-        cpu.compare_sums(ones.of(f), others.of(f), table + f * step.span, (int16_t)(step.span / 2), width.bytes, room,
-                         out + f * step.one.stride + begin);
-    });
+  const int64_t strip = std::gcd(one.conv.strip, other.conv.strip);
+  for_each_word(cpu, step.one.shape, strip, step.filters, crew, [&](const Width& width, int64_t begin, int64_t first, int64_t last) {
+    Sums ones(cpu, one, width, begin, last), others(cpu, other, width, begin, last);
+    int16_t room[8 * WIDEST];
+    for (int64_t f = first; f < last; f++)
+      cpu.compare_sums(ones.of(f), others.of(f), table + f * step.span, (int16_t)(step.span / 2), width.bytes, room,
+                       out + f * step.one.stride + begin);
   });
 }
 

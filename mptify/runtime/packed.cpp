@@ -90,20 +90,18 @@ const std::vector<Cpu>& cpus() {  // the best that this machine has comes last
   return found;
 }
 
-// run(width, begin, end) for all words of the planes' first `bytes` bytes, strip by strip: as many of the widest as fit, and the rest
-// in the narrowest that holds it.
+// run(width, begin, end) for the words from byte `begin` to byte `end` of planes, in a strip of `strip` bytes: as many of the widest as
+// fit, and the rest in the narrowest that holds it.
 template <class Each>
-void for_words(const Cpu& cpu, int64_t bytes, int64_t strip, const Each& run) {
+void for_words(const Cpu& cpu, int64_t begin, int64_t end, int64_t strip, const Each& run) {
   const Width* widest = &cpu.widths.front();
   while (widest->bytes > strip) widest++;
-  for (int64_t begin = 0; begin < bytes; begin += strip) {
-    const int64_t end = std::min(bytes, begin + strip), whole = begin + (end - begin) / widest->bytes * widest->bytes;
-    if (begin < whole) run(*widest, begin, whole);
-    if (whole == end) continue;
-    const Width* rest = &cpu.widths.back();
-    while (rest->bytes < end - whole) rest--;
-    run(*rest, whole, end);
-  }
+  const int64_t whole = begin + (end - begin) / widest->bytes * widest->bytes;
+  if (begin < whole) run(*widest, begin, whole);
+  if (whole == end) return;
+  const Width* rest = &cpu.widths.back();
+  while (rest->bytes < end - whole) rest--;
+  run(*rest, whole, end);
 }
 
 const Cpu& cpu_of(int which) { return which < 0 ? cpus().back() : cpus()[which]; }
