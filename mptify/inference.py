@@ -160,11 +160,11 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
 def _gain_of_threads(program: nn.Module, image: Tensor, rounds: int) -> tuple[float, float]:
     """How many times faster all threads are than one, and how many times as many images as many programs do at once.
 
-    Medians of five calls of each in turn. Two calls before are not counted: to change their number costs torch a while, in which threads
-    of pools that it makes anew spin.
+    Medians over rounds of five calls of each in turn, whose medians are compared with each other: those of one round found the cores alike.
+    Two calls before are not counted: to change their number costs torch a while, in which threads of pools that it makes anew spin.
     """
     threads = torch.get_num_threads()
-    one, together, at_once = [], [], []
+    faster, as_many = [], []
     copies = [copy.deepcopy(program) for _ in range(threads)]
     ready = threading.Barrier(threads)
 
@@ -178,14 +178,15 @@ def _gain_of_threads(program: nn.Module, image: Tensor, rounds: int) -> tuple[fl
         with ThreadPoolExecutor(threads) as pool:
             for _ in range(rounds):
                 torch.set_num_threads(1)
-                one += _timed(partial(program, image), 7)[2:]
-                at_once += [ms for some in pool.map(alone, copies) for ms in some]
+                one = statistics.median(_timed(partial(program, image), 7)[2:])
+                at_once = statistics.median(ms for some in pool.map(alone, copies) for ms in some)
                 torch.set_num_threads(threads)
-                together += _timed(partial(program, image), 7)[2:]
+                together = statistics.median(_timed(partial(program, image), 7)[2:])
+                faster.append(one / together)
+                as_many.append(threads * one / at_once)
     finally:
         torch.set_num_threads(threads)
-    usual = statistics.median(one)
-    return usual / statistics.median(together), threads * usual / statistics.median(at_once)
+    return statistics.median(faster), statistics.median(as_many)
 
 
 def _timed(run: Callable[[], Any], calls: int) -> list[float]:

@@ -102,7 +102,7 @@ struct Counters {
 
   // Planes up to `mixed` are in pairs of one added and one subtracted; all others, up to `end`, are added.
   inline __attribute__((always_inline)) void add_list(const uint16_t* index, const uint16_t* mixed, const uint16_t* end) {
-    for (; mixed - index >= 32; index += 32) add<4>(carries<32, false>(index, nullptr));
+    for (; mixed - index >= 32; index += 32) add<4>(carries<32, false>(index, WORDS<BYTES>.words));
     const uint8_t* turns = WORDS<BYTES>.zeros((mixed - index) / 2);
     const auto advance = [&](int planes) __attribute__((always_inline)) {
       index += planes;

@@ -77,6 +77,17 @@ class BitslicedConv(Kernel):
         self.register_buffer("thresholds", None if thresholds is None else thresholds.to(torch.int32))
         self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(f), 2 * len(f)
 
+    @property
+    def blocks(self) -> int:
+        """Of filters, each of which sees channels of its own: a convolution's groups."""
+        rows, columns = self.geometry.kernel
+        return self.filters * self.geometry.channels * rows * columns // self.weight_count
+
+    @property
+    def paired(self) -> np.ndarray:
+        """How many survivors of each filter are in pairs of two signs."""
+        return (self.starts[1::2] - self.starts[:-1:2]).numpy()
+
     def plan(self, to: Any, *inputs: Value) -> Value:
         """Planes of signs; where there are no thresholds, the sums (float32). A second input is the shortcut."""
         (bits, place), *shortcut = inputs
@@ -97,8 +108,12 @@ class BitslicedConv(Kernel):
         return to.add("conv", made, **fields)
 
     def fault(self) -> str | None:
-        if not fits(self.geometry, self.most_kept):
+        rows, columns = self.geometry.kernel
+        every = self.filters * self.geometry.channels * rows * columns
+        if not fits(self.geometry, self.most_kept) or self.weight_count < 1 or every % self.weight_count:
             return "its sizes are none that a kernel has"
+        if self.filters % self.blocks or self.geometry.channels % self.blocks:
+            return "its filters do not fall into groups"
         if self.index.dtype != torch.uint16 or self.index.dim() != 1:
             return "its survivors are no 16-bit numbers"
         fault = fault_in_lists(self.starts, self.filters, len(self.index) - _SPARE)
@@ -106,11 +121,14 @@ class BitslicedConv(Kernel):
             return fault
         if self.flipped.dtype != torch.uint8 or tuple(self.flipped.shape) != (self.filters,) or int(self.flipped.max()) > 1:
             return "it does not say of which sign most survivors are"
-        if bool(((self.starts[1::2] - self.starts[:-1:2]) % 2).any()):
+        if (self.paired % 2).any():
             return "its survivors are in pairs of one"
         channel, kh, _ = self.layout.taps(self.geometry, self.index.numpy())
         if (kh < 0).any() or (channel >= self.geometry.channels).any():
             return "its survivors lie outside of the image"
+        block = np.repeat(np.arange(self.filters) * self.blocks // self.filters, np.diff(self.starts.numpy()[::2]))
+        if (channel[:-_SPARE] * self.blocks // self.geometry.channels != block).any():
+            return "its survivors lie in channels that their filters do not see"
         if _longest(self.starts) > self.most_kept:
             return "it has more survivors than it says"
         return fault_in_thresholds(self.thresholds, self.filters)
@@ -120,7 +138,7 @@ class BitslicedConv(Kernel):
         starts, flipped = self.starts.numpy(), self.flipped.numpy().astype(bool)
         filters = np.repeat(np.arange(self.filters), np.diff(starts[::2]))
         place = np.arange(len(filters)) - starts[::2][filters]
-        in_pairs = place < (starts[1::2] - starts[:-1:2])[filters]
+        in_pairs = place < self.paired[filters]
         positive = ~(in_pairs & (place % 2 == 1)) ^ flipped[filters]
         return filters, *self.layout.taps(self.geometry, self.index.numpy()[:-_SPARE]), positive
 
@@ -187,7 +205,7 @@ class Tables:
         self.odd = np.zeros((layer.filters, self.groups), np.uint8)
         self.unions = np.zeros((self.groups, 1 << CLASSES, self.stride), np.uint8)
         taps, flipped = layer.per_tap(), layer.flipped.numpy().astype(bool)
-        pairs = (layer.starts[1::2] - layer.starts[:-1:2]).numpy() // 2
+        pairs = layer.paired // 2
         for i, seen_rows in enumerate(rows):
             for j, seen_columns in enumerate(columns):
                 negative, positive = taps[:, :, seen_rows][..., seen_columns].sum((2, 3)).T
@@ -209,18 +227,17 @@ class Tables:
         self.present = (cells.astype(np.uint64) << np.arange(self.groups, dtype=np.uint64)[:, None]).sum(0, dtype=np.uint64)
         self.present[self.present == 0] = 1  # nothing but what lies behind the image: any threshold will do
 
-    def put(self, to: Any, which: int = 0) -> dict[str, Any]:
-        """Into a plan; `which` scratch room the layer may use."""
+    def put(self, to: Any) -> dict[str, Any]:
+        """Into a plan."""
         layer, geometry, layout = self.layer, self.geometry, self.layout
         arrays = {
             "index": layer.index_for(geometry, layout), "starts": layer.starts, "flipped": layer.flipped, "init": self.init,
             "odd": self.odd if layer.thresholds is None else None, "unions": self.unions, "present": self.present,
             "masks": _column_masks(geometry), "phases": np.array(geometry.phases, np.int64),
         }  # fmt: skip
-        strips = -(-geometry.out_size[0] * row_bytes(geometry.out_size[1]) // layout.strip)
         return {name: to.constant(array) for name, array in arrays.items() if array is not None} | {
-            "shape": geometry.shape(), "scratch": to.scratch(strips * geometry.planes * layout.part + 128, which), "unit": layout.unit,
-            "strip": layout.strip, "part": layout.part, "stride": self.stride, "groups": self.groups, "sets": self.sets, "bits": self.bits,
+            "shape": geometry.shape(), "blocks": layer.blocks, "unit": layout.unit, "strip": layout.strip, "part": layout.part,
+            "stride": self.stride, "groups": self.groups, "sets": self.sets, "bits": self.bits,
             "in_stride": self.in_stride,
         }  # fmt: skip
 
@@ -255,6 +272,8 @@ def _column_masks(geometry: Geometry) -> np.ndarray | None:
     columns = np.arange(8 * row_bytes(width))
     seen = (columns + shifts[:, None] >= 0) & (columns + shifts[:, None] < width) & (columns < out_width)
     rows = np.packbits(seen, axis=1, bitorder="little")
-    masks = np.zeros((len(shifts), -(-height * row_bytes(width) // 32) * 32), np.uint8)  # the kernel shifts 32 bytes at a time
+    masks = np.zeros(
+        (len(shifts), -(-height * row_bytes(width) // 32) * 32 + 32), np.uint8
+    )  # the kernel shifts 32 bytes at a time, from anywhere
     masks[:, : height * row_bytes(width)] = np.tile(rows, height)
     return masks

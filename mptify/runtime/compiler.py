@@ -269,7 +269,7 @@ def _put(root: nn.Module, path: str, value: Any) -> None:
 
 
 class _Finish(nn.Module):
-    """Gain and offset, without the layer that they belong to."""
+    """Gain and offset, without the layer that they belong to. In place: nobody else reads the sums."""
 
     gain: Tensor
     offset: Tensor | None
@@ -280,5 +280,5 @@ class _Finish(nn.Module):
         self.register_buffer("offset", None if layer.offset is None else along(layer.offset.detach(), layer))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * self.gain
-        return x if self.offset is None else x + self.offset
+        x = x.mul_(self.gain)
+        return x if self.offset is None else x.add_(self.offset)

@@ -2,11 +2,15 @@
 //
 // One team of torch's threads per run, not one per step: at the end of a team's work all of its threads must have met, and on a machine that others
 // use, too, one that waits for a core would hold up each of a network's steps. Within a run nobody waits for a thread that has not
-// come: parts of a step are taken by whoever is free, and it has ended when all of its parts are done.
+// come: a step has ended when all of its parts are done, by whoever did them.
+//
+// Each thread begins with parts of its own, the same ones in each step, so that it mostly reads what it wrote itself: what another
+// core has written takes longer to get than to make again. Who has done his own takes what is left of the others'.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 
 #include "../native/team.h"
@@ -17,62 +21,103 @@ class Crew {
  public:
   const int threads;
 
-  explicit Crew(int count) : threads(count) {}
+  explicit Crew(int count) : threads(count), taken_(count > 1 ? new Taken[(size_t)count] : nullptr) {}
   Crew(const Crew&) = delete;
+
+  // The parts of a step that one thread gets.
+  class Parts {
+   public:
+    // The next one; -1 if none is left.
+    int64_t next() {
+      const int64_t before = part_;
+      if (fresh_) return fresh_ = false, before;
+      if (claim()) return crew_.done_.fetch_add(1, std::memory_order_acq_rel), part_;
+      return -1;
+    }
+
+   private:
+    friend class Crew;
+
+    Crew& crew_;
+    const uint64_t step_;
+    const int64_t count_;
+    const int place_;
+    int ahead_ = 0;  // whose parts are looked at: the thread's that many places further
+    int64_t part_ = -1;
+    bool fresh_ = true;
+
+    Parts(Crew& crew, uint64_t step, int place) : crew_(crew), step_(step >> 32), count_((int64_t)(step & 0xffffffff)), place_(place) {}
+
+    bool claim() {
+      for (; ahead_ < crew_.threads; ahead_++) {
+        const int64_t whose = (place_ + ahead_) % crew_.threads;
+        const int64_t first = count_ * whose / crew_.threads, end = count_ * (whose + 1) / crew_.threads;
+        std::atomic<uint64_t>& taken = crew_.taken_[whose].parts;
+        for (uint64_t seen = taken.load(std::memory_order_acquire);;) {
+          const uint64_t step = seen >> 32, some = step == step_ ? seen & 0xffffffff : 0;  // of an earlier step: none was taken yet
+          if (step > step_ || first + (int64_t)some >= end) break;
+          if (!taken.compare_exchange_weak(seen, step_ << 32 | (some + 1), std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+          part_ = first + (int64_t)some;
+          return true;
+        }
+      }
+      return false;
+    }
+  };
 
   // run() on one thread; whatever it shares, all of them work on.
   template <class Run>
   void work(const Run& run) {
     in_team(threads, [&](int place) {
-      if (place > 0) return serve();
+      if (place > 0) return serve(place);
       run();
       ended_.store(true, std::memory_order_release);
     });
   }
 
-  // part_of(part) for each of `parts` parts, fewer than 65,536; for whoever is in `work`.
-  template <class Part>
-  void share(uint32_t parts, const Part& part_of) {
-    call_.store([](const void* some, int part) { (*(const Part*)some)(part); }, std::memory_order_relaxed);
-    work_.store(&part_of, std::memory_order_relaxed);
+  // work(parts) on each thread that comes in time, which together get `count` parts; for whoever is in `work`.
+  template <class Work>
+  void share(uint32_t count, const Work& work) {
+    call_.store([](const void* some, Parts& parts) { (*(const Work*)some)(parts); }, std::memory_order_relaxed);
+    work_.store(&work, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
-    const uint64_t first = (uint64_t)++step_ << 32 | (uint64_t)parts << 16;
-    next_.store(first, std::memory_order_release);
-    take(first);
-    for (int turns = 0; done_.load(std::memory_order_acquire) < parts; turns++) rest(turns);  // parts that others have begun
+    const uint64_t step = ((step_.load(std::memory_order_relaxed) >> 32) + 1) << 32 | count;
+    step_.store(step, std::memory_order_release);
+    take(step, 0);
+    for (int turns = 0; done_.load(std::memory_order_acquire) < count; turns++) rest(turns);  // parts that others have begun
   }
 
  private:
-  using Call = void (*)(const void*, int);
+  using Call = void (*)(const void*, Parts&);
 
-  uint32_t step_ = 0;
-  alignas(64) std::atomic<uint64_t> next_{0};  // a step's number (32 bits), its parts (16), and the next of them to be taken (16)
+  struct alignas(64) Taken {
+    std::atomic<uint64_t> parts{0};  // a step's number (32 bits), and how many of one thread's parts were taken in it (32)
+  };
+
+  alignas(64) std::atomic<uint64_t> step_{0};  // its number (32 bits) and its parts (32)
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> work_{nullptr};
   std::atomic<bool> ended_{false};
   alignas(64) std::atomic<uint32_t> done_{0};
+  const std::unique_ptr<Taken[]> taken_;
 
-  static uint32_t part_in(uint64_t seen) { return (uint32_t)seen & 0xffff; }
-  static bool is_left_in(uint64_t seen) { return part_in(seen) < ((uint32_t)seen >> 16); }
-
-  // Parts of the step that `seen` names, as long as there are any. `call_` and `work_` were written before `next_` named the step, and
-  // are written again only when all its parts are done: who gets a part has read what belongs to it.
-  void take(uint64_t seen) {
-    for (const uint64_t step = seen >> 32; seen >> 32 == step && is_left_in(seen);) {
-      const Call call = call_.load(std::memory_order_relaxed);
-      const void* work = work_.load(std::memory_order_relaxed);
-      if (!next_.compare_exchange_strong(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-      call(work, (int)part_in(seen));
-      done_.fetch_add(1, std::memory_order_acq_rel);
-      seen = next_.load(std::memory_order_acquire);
-    }
+  // What a thread gets of a step. `call_` and `work_` were written before `step_` named the step, and are written again only when all
+  // its parts are done: who gets a part has read what belongs to it, and keeps it until the work on it has returned.
+  void take(uint64_t step, int place) {
+    const Call call = call_.load(std::memory_order_relaxed);
+    const void* work = work_.load(std::memory_order_relaxed);
+    Parts parts(*this, step, place);
+    if (!parts.claim()) return;
+    call(work, parts);
+    done_.fetch_add(1, std::memory_order_acq_rel);
   }
 
-  void serve() {
+  void serve(int place) {
+    uint64_t before = 0;
     for (int turns = 0; !ended_.load(std::memory_order_acquire); turns++) {
-      const uint64_t seen = next_.load(std::memory_order_acquire);
-      if (is_left_in(seen)) take(seen), turns = 0;
-      rest(turns);
+      const uint64_t step = step_.load(std::memory_order_acquire);
+      if (step != before) take(before = step, place), turns = 0;
+      else rest(turns);
     }
   }
 

@@ -68,13 +68,12 @@ struct Windows {
   int64_t pixels, step, bytes, class_count;
 };
 
-// A convolution's image, from which `expand` makes planes.
+// A convolution's image, from which `expand` makes planes, strip by strip.
 struct Conv {
   const uint8_t* image;
   const Shape* shape;
   const int64_t* phases;
-  uint8_t* scratch;      // the strips, and behind them 128 bytes that may be read
-  const uint8_t* masks;  // [kernel_w]: what a plane shifted as a whole may show; null unless the stride is 1 and rows keep their bytes
+  const uint8_t* masks;  // [kernel_w]: what of a plane may be seen there, as long as it is rounded up to 32 bytes and 32 more; null unless the stride is 1 and rows keep their bytes
   int64_t in_stride;
   int64_t strip, part;  // bytes of the output that one strip is for, and bytes that a plane has in it
 

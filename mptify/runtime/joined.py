@@ -42,5 +42,5 @@ class JoinedConv(Kernel):
             raise MptifyError(f"Outputs of {one.geometry.out_size} and {other.geometry.out_size} pixels can't be added.")
         return to.add(
             "join", Bits(self.one.filters, *one.geometry.out_size, bits.tokens), filters=self.one.filters, in_=place, second=their_place,
-            one=one.put(to), other=other.put(to, 1), table=to.constant(self.least), span=self.span,
+            one=one.put(to), other=other.put(to), table=to.constant(self.least), span=self.span,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from mptify.native.build import open_library
 
 __all__ = ["EDITION", "KINDS", "Layer", "Shape", "Step", "cpu_names", "library", "word_bytes"]
 
-EDITION = 11
+EDITION = 12
 
 KINDS = (
     "conv",
@@ -47,7 +47,7 @@ class Layer(ctypes.Structure):
         ("shape", Shape),
         *[
             (name, ctypes.c_int64)
-            for name in (*ARRAYS, "unit", "stride", "groups", "sets", "bits", "in_stride", "classes", "strip", "part")
+            for name in (*ARRAYS, "unit", "stride", "groups", "sets", "bits", "in_stride", "classes", "strip", "part", "blocks")
         ],
     ]
 

@@ -31,7 +31,7 @@ struct Cpu {
   const char* name;
   void (*pixels)(const Pixels&, int64_t begin, int64_t end);
   void (*popcount)(const Popcount&, int64_t first, int64_t last);
-  void (*expand)(const Conv&, int64_t begin, int64_t end);  // channels
+  void (*expand)(const Conv&, int64_t strip, int64_t begin, int64_t end, uint8_t* planes);  // channels [begin, end)
   void (*numbers_of)(const uint8_t* counters, int64_t bytes, int bits, int16_t* numbers);
   void (*compare_sums)(
       const int16_t* ones, const int16_t* others, const int16_t* table, int16_t most, int64_t bytes, int16_t* least, uint8_t* out);
@@ -104,14 +104,45 @@ void for_words(const Cpu& cpu, int64_t begin, int64_t end, int64_t strip, const 
   run(*rest, whole, end);
 }
 
+constexpr int64_t PARTS = 16;  // per thread
+
 const Cpu& cpu_of(int which) { return which < 0 ? cpus().back() : cpus()[which]; }
 
-// work(begin, end) on parts of [0, count), none of them shorter than `grain`: more parts than threads, since a thread may be held up.
+// What a thread gets of [0, count), part by part.
+class Ranges {
+ public:
+  Ranges(Crew::Parts* parts, int64_t count, int64_t all) : parts_(parts), count_(count), all_(all) {}
+
+  bool next(int64_t& begin, int64_t& end) {
+    const int64_t part = parts_ ? parts_->next() : alone_++ ? -1 : 0;
+    begin = count_ * part / all_, end = count_ * (part + 1) / all_;
+    return part >= 0;
+  }
+
+ private:
+  Crew::Parts* const parts_;  // null where one thread gets all
+  const int64_t count_, all_;
+  int alone_ = 0;
+};
+
+// work(ranges) on each thread, for parts of [0, count), none of them shorter than `grain`: more than threads, since one may be held up.
+template <class Work>
+void in_ranges(int64_t count, Crew& crew, int64_t grain, const Work& work) {
+  const int64_t all = std::max<int64_t>(1, std::min<int64_t>(crew.threads > 1 ? PARTS * crew.threads : 1, count / grain));
+  const auto of = [&](Crew::Parts* parts) {
+    Ranges ranges(parts, count, all);
+    work(ranges);
+  };
+  if (all == 1) return of(nullptr);
+  crew.share((uint32_t)all, [&](Crew::Parts& parts) { of(&parts); });
+}
+
+// The same where threads need nothing of their own: work(begin, end) for each part.
 template <class Work>
 void in_parts(int64_t count, Crew& crew, int64_t grain, const Work& work) {
-  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(crew.threads > 1 ? 8 * crew.threads : 1, count / grain));
-  if (parts == 1) return work(0, count);
-  crew.share((uint32_t)parts, [&](int part) { work(count * part / parts, count * (part + 1) / parts); });
+  in_ranges(count, crew, grain, [&](Ranges& ranges) {
+    for (int64_t begin, end; ranges.next(begin, end);) work(begin, end);
+  });
 }
 
 }  // namespace
@@ -120,7 +151,7 @@ void in_parts(int64_t count, Crew& crew, int64_t grain, const Work& work) {
 
 extern "C" {
 
-int mptify_packed_edition() { return 11; }
+int mptify_packed_edition() { return 12; }
 
 int mptify_packed_cpus() { return (int)cpus().size(); }
 
@@ -132,7 +163,7 @@ int mptify_packed_word() { return (int)cpus().back().widths.front().bytes; }  //
 void mptify_packed_run(
     const Step* steps, int64_t count, uint8_t* const* arrays, const int64_t* strides, int64_t images, int which_cpu, int threads) {
   const Cpu& cpu = cpu_of(which_cpu);
-  Crew crew(std::max(1, std::min(threads, 4096)));  // whose parts are counted in 16 bits
+  Crew crew(std::max(1, std::min(threads, 4096)));
   crew.work([&] {
     for (int64_t image = 0; image < images; image++)
       for (const Step* step = steps; step < steps + count; step++) run_step(cpu, *step, Arrays{arrays, strides, image}, crew);

@@ -40,7 +40,7 @@ def stride_of(height: int, width: int) -> int:
     return -(-height * row_bytes(width) // 64) * 64
 
 
-_SLACK = 16  # bytes behind the last plane that a kernel may read
+_SLACK = 40  # bytes behind the last plane that a kernel may read
 
 
 @dataclass(frozen=True)

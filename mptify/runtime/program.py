@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Plan:
         self.names: list[str] = []  # of the steps
         self._records: list[dict[str, Any]] = []
         self._free: list[int] = []  # rooms
-        self._scratch: dict[int, int] = {}
+        self._scratch: int | None = None
         self._name, self._leaves = "", False
 
     # -- building ----------------------------------------------------------------------------------------------------------------
@@ -61,14 +62,13 @@ class Plan:
         self.constants.append(array)
         return Place("constants", len(self.constants) - 1)
 
-    def scratch(self, size: int, which: int = 0) -> Place:
+    def scratch(self, size: int) -> Place:
         """A room in which a step may do what it likes; the steps share it."""
-        if which not in self._scratch:
-            self._scratch[which] = len(self.rooms)
+        if self._scratch is None:
+            self._scratch = len(self.rooms)
             self.rooms.append(0)
-        number = self._scratch[which]
-        self.rooms[number] = max(self.rooms[number], size)
-        return Place("rooms", number)
+        self.rooms[self._scratch] = max(self.rooms[self._scratch], size)
+        return Place("rooms", self._scratch)
 
     def release(self, place: Place) -> None:
         """A value that no later step reads."""
@@ -124,10 +124,10 @@ class Ready:
             self.addresses[given + number] = _address(array)
         self.images = 0
 
-    def begin(self, inputs: list[Tensor]) -> list[Tensor]:
+    def begin(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Take the images, and make room for what comes out; both must be kept until the steps have run."""
-        self.images = len(inputs[0])
-        outputs = [torch.empty((self.images, *shape), dtype=torch.float32, device="cpu") for shape in self.shapes]
+        self.images = inputs[0].shape[0]
+        outputs = [inputs[0].new_empty((self.images, *shape)) for shape in self.shapes]
         for number, tensor in enumerate((*inputs, *outputs)):
             self.addresses[number] = tensor.data_ptr()
             self.strides[number] = 4 * tensor.stride(0)
@@ -225,18 +225,32 @@ class Chain(nn.Module):
     def _forget(self) -> None:
         self._ready: dict[tuple, tuple[Plan, Ready]] = {}
         self._lock = threading.Lock()  # the rooms are there once
+        self._seen: dict[tuple, tuple[Plan, Ready]] = {}  # the last inputs that could be read as they were
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given = self.readable(inputs)
         if torch.compiler.is_exporting():
+            given = self.readable(inputs)
             plan = self.plan_for(given)[0]
             outputs = as_operator(plan, _forms(given))(given)
         else:
             with self._lock:
-                plan, ready = self.plan_for(given)
-                outputs = ready.begin(given)
-                ready.run(self.which_cpu)
-        return tuple(own_order(x, form.tokens) for x, form in zip(outputs, plan.outputs, strict=True))
+                plan, outputs = self._run(inputs)
+        return tuple([x if form.tokens is None else own_order(x, form.tokens) for x, form in zip(outputs, plan.outputs, strict=True)])
+
+    def _run(self, inputs: tuple[Tensor, ...]) -> tuple[Plan, list[Tensor]]:
+        """All that Python does of a call, for inputs that came before and can be read as they are: other threads wait for it."""
+        seen = tuple([(x.shape, x.stride(), x.dtype, x.device) for x in inputs])
+        given: Sequence[Tensor] = inputs
+        if seen in self._seen:
+            plan, ready = self._seen[seen]
+        else:
+            given = laid_out = self.readable(inputs)
+            plan, ready = self.plan_for(laid_out)
+            if all(x is y for x, y in zip(inputs, given, strict=True)):
+                self._seen = {seen: (plan, ready)}
+        outputs = ready.begin(given)
+        ready.run(self.which_cpu)
+        return plan, outputs
 
     def readable(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """As the kernels can read them."""
@@ -298,7 +312,7 @@ class Chain(nn.Module):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_ready", "_lock")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_ready", "_seen", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -43,8 +43,9 @@ class PaddedRow {
   std::vector<uint64_t> all_;
 };
 
-// Every second bit, from the first on, moved together into the lower half.
-inline uint64_t even_bits(uint64_t x) {
+// Every second bit, from the first on, moved together into the lower half; of a number, or of several in a vector.
+template <class Bits>
+inline __attribute__((always_inline)) Bits even_bits(Bits x) {
   x &= 0x5555555555555555ull;
   x = (x | x >> 1) & 0x3333333333333333ull;
   x = (x | x >> 2) & 0x0f0f0f0f0f0f0f0full;

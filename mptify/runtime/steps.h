@@ -10,6 +10,7 @@ struct Layer {
   Shape shape;
   int64_t index, starts, flipped, init, odd, unions, present, masks, phases, bias, scratch;  // arrays
   int64_t unit, stride, groups, sets, bits, in_stride, classes, strip, part;
+  int64_t blocks;  // of filters and channels: what others call groups
 };
 
 enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN, WINDOWS, COPY, MEANS };
@@ -48,27 +49,29 @@ void run_pixels(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& cr
   const float* image = arrays.at<float>(step.in);
   float* scratch = arrays.at<float>(step.one.scratch);
   const int64_t rows = shape.height + 2 * shape.pad_h, columns = shape.stride_w, length = step.length;
-  in_parts(shape.channels * rows, crew, 64, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) {
-      const int64_t channel = row / rows, y = row % rows - shape.pad_h;
-      const bool inside = y >= 0 && y < shape.height;
-      const float* from = image + (channel * shape.height + (inside ? y : 0)) * shape.width;
-      for (int64_t phase = 0; phase < columns; phase++) {
-        float* to = scratch + ((channel * columns + phase) * rows + row % rows) * length;
-        int64_t i = 0;
-        if (inside) {
-          const int64_t first = std::max<int64_t>(0, (shape.pad_w - phase + columns - 1) / columns);  // that is no padding
-          for (; i < std::min(first, length); i++) to[i] = 0;
-          for (int64_t x = i * columns + phase - shape.pad_w; i < length && x < shape.width; i++, x += columns) to[i] = from[x];
-        }
-        for (; i < length; i++) to[i] = 0;
+  const auto fill = [&](int64_t channel, int64_t row) {
+    const int64_t y = row - shape.pad_h;
+    const bool inside = y >= 0 && y < shape.height;
+    const float* from = image + (channel * shape.height + (inside ? y : 0)) * shape.width;
+    for (int64_t phase = 0; phase < columns; phase++) {
+      float* to = scratch + ((channel * columns + phase) * rows + row) * length;
+      int64_t i = 0;
+      if (inside) {
+        const int64_t first = std::max<int64_t>(0, (shape.pad_w - phase + columns - 1) / columns);  // that is no padding
+        for (; i < std::min(first, length); i++) to[i] = 0;
+        for (int64_t x = i * columns + phase - shape.pad_w; i < length && x < shape.width; i++, x += columns) to[i] = from[x];
       }
+      for (; i < length; i++) to[i] = 0;
     }
+  };
+  in_parts(rows, crew, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t channel = 0; channel < shape.channels; channel++)
+      for (int64_t row = begin; row < end; row++) fill(channel, row);
   });
   const Pixels job = {scratch, arrays.at<int32_t>(step.one.index), arrays.at<int32_t>(step.one.starts), arrays.at<float>(step.thresholds),
                       arrays.at<uint8_t>(step.falling), arrays.at<uint8_t>(step.out), step.filters, shape.out_width, shape.out_bytes,
                       step.one.stride, shape.stride_h * length};
-  in_parts(shape.out_height, crew, 4, [&](int64_t begin, int64_t end) { cpu.pixels(job, begin, end); });
+  in_parts(shape.out_height, crew, 1, [&](int64_t begin, int64_t end) { cpu.pixels(job, begin, end); });
 }
 
 // A linear layer on one vector: its sums, or with thresholds (float32, as the sums are) a vector of signs.
@@ -221,32 +224,32 @@ void run_pool(const Step& step, const Arrays& arrays, Crew& crew) {
   const Shape& shape = step.one.shape;
   const uint8_t *planes = arrays.at<uint8_t>(step.in), *falling = arrays.at<uint8_t>(step.falling);
   uint8_t* out = arrays.at<uint8_t>(step.out);
-  in_parts(shape.channels, crew, 16, [&](int64_t begin, int64_t end) {
-    PaddedRow most(shape.width, shape.pad_w + shape.kernel_w * shape.dilation_w + 64 * shape.stride_w);  // over a window's rows
-    for (int64_t channel = begin; channel < end; channel++) {
-      const uint64_t turned = falling && falling[channel] ? ~0ull : 0;  // min is not max of not
-      for (int64_t y = 0; y < shape.out_height; y++) {
-        bool first = true;
-        for (int64_t kh = 0; kh < shape.kernel_h; kh++) {
-          const int64_t from = y * shape.stride_h + kh * shape.dilation_h - shape.pad_h;
-          if (from < 0 || from >= shape.height) continue;
-          most.take(planes + channel * step.one.in_stride + from * shape.in_bytes, [&](uint64_t before, uint64_t bits) {
-            return (first ? 0 : before) | (bits ^ turned);
-          });
-          first = false;
-        }
-        if (first) most.clear();  // a window of nothing but padding
-        const auto window = [&](int64_t bit) {  // the most in windows that begin at each of 64 pixels
-          uint64_t bits = 0;
-          for (int64_t kw = 0; kw < shape.kernel_w; kw++) bits |= most.at(bit + kw * shape.dilation_w - shape.pad_w);
-          return bits;
-        };
-        for (int64_t x = 0; x < shape.out_width; x += 64) {
-          const uint64_t bits = every(shape.stride_w, x * shape.stride_w, window);
-          write_row(out + channel * step.one.stride + y * shape.out_bytes, shape.out_bytes, x, turned ? ~bits : bits);
-        }
-      }
+  const auto pool_row = [&](PaddedRow& most, int64_t channel, int64_t y) {
+    const uint64_t turned = falling && falling[channel] ? ~0ull : 0;  // min is not max of not
+    bool first = true;
+    for (int64_t kh = 0; kh < shape.kernel_h; kh++) {
+      const int64_t from = y * shape.stride_h + kh * shape.dilation_h - shape.pad_h;
+      if (from < 0 || from >= shape.height) continue;
+      most.take(planes + channel * step.one.in_stride + from * shape.in_bytes, [&](uint64_t before, uint64_t bits) {
+        return (first ? 0 : before) | (bits ^ turned);
+      });
+      first = false;
     }
+    if (first) most.clear();  // a window of nothing but padding
+    const auto window = [&](int64_t bit) {  // the most in windows that begin at each of 64 pixels
+      uint64_t bits = 0;
+      for (int64_t kw = 0; kw < shape.kernel_w; kw++) bits |= most.at(bit + kw * shape.dilation_w - shape.pad_w);
+      return bits;
+    };
+    for (int64_t x = 0; x < shape.out_width; x += 64) {
+      const uint64_t bits = every(shape.stride_w, x * shape.stride_w, window);
+      write_row(out + channel * step.one.stride + y * shape.out_bytes, shape.out_bytes, x, turned ? ~bits : bits);
+    }
+  };
+  in_parts(shape.out_height, crew, 2, [&](int64_t begin, int64_t end) {  // rows, as the layers around it share them
+    PaddedRow most(shape.width, shape.pad_w + shape.kernel_w * shape.dilation_w + 64 * shape.stride_w);  // over a window's rows
+    for (int64_t channel = 0; channel < shape.channels; channel++)
+      for (int64_t y = begin; y < end; y++) pool_row(most, channel, y);
   });
 }
 

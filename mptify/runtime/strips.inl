@@ -2,8 +2,8 @@
 //
 // A plane [channel][kw][phase] is what the taps of one column see of a channel, row by row of the output: rows of taps above each
 // other are rows of one plane, `stride_h` input rows apart; `phases` says which first rows occur. The kernel adds planes word by
-// word, so they are cut into strips: of all planes first the part that the first words read, then of all planes the next one.
-// A strip of a layer then lies in the cache that is nearest. Parts overlap: a word of the output reads some rows below it, too.
+// word, so they are made in strips: of all planes first the part that the first words read, and when all filters have added that, of all
+// planes the next one. A strip lies in the cache that is nearest. Parts overlap: a word of the output reads some rows below it, too.
 
 typedef uint64_t Four __attribute__((vector_size(32)));
 
@@ -15,120 +15,154 @@ static inline __attribute__((always_inline)) Four four_at(const uint8_t* from) {
 
 static inline __attribute__((always_inline)) void put_four(uint8_t* to, Four words) { __builtin_memcpy(to, &words, 32); }
 
-// The planes of channels [begin, end). Each is written as a line, as long as it is before it is cut; lines are cut when several have
-// been written, since what was just stored in one place is not to be had in another before it has reached the cache.
-class Strips {
- public:
-  const int64_t line;  // bytes from one line to the next
+// Rows of one strip, [first, last) of the planes before they are cut, and where they go. Holds copies: what is written might be anything.
+struct Rows {
+  const Conv conv;
+  const Shape shape;
+  const int64_t start, first, last, next_tap;
 
-  Strips(const Conv& conv, int64_t begin, int64_t end)
-      : line(conv.shape->rows * conv.shape->out_bytes + conv.part + 64),
-        strip_(conv.strip),
-        part_(conv.part),
-        size_(conv.planes() * conv.part),
-        count_((conv.shape->out_height * conv.shape->out_bytes + conv.strip - 1) / conv.strip),
-        per_channel_(conv.planes() / conv.shape->channels),
-        left_((end - begin) * per_channel_),
-        to_(conv.scratch + begin * per_channel_ * conv.part),
-        channels_(std::max<int64_t>(1, std::min<int64_t>(end - begin, NEAR / (per_channel_ * line)))),
-        lines_((size_t)(channels_ * per_channel_ * line)) {}
+  Rows(const Conv& of, int64_t strip)
+      : conv(of),
+        shape(*of.shape),
+        start(strip * conv.strip),
+        first(start / shape.out_bytes),
+        last((start + conv.part + shape.out_bytes - 1) / shape.out_bytes),
+        next_tap(shape.phases * conv.part) {}
 
-  ~Strips() { cut(); }
-  Strips(const Strips&) = delete;
-
-  // The lines of the next channel: zeros, but for the pixels that lines before them had.
-  uint8_t* next() {
-    if (filled_ == channels_) cut();
-    return lines_.data() + filled_++ * per_channel_ * line;
+  // Row y of a channel; null if there is none.
+  inline __attribute__((always_inline)) const uint8_t* seen(int64_t channel, int64_t y) const {
+    return (uint64_t)y < (uint64_t)shape.height ? conv.image + channel * conv.in_stride + y * shape.in_bytes : nullptr;
   }
 
- private:
-  static constexpr int64_t NEAR = 8192;
+  // The row that the first row of the strip sees, of a phase.
+  int64_t first_seen(int64_t phase) const { return first * shape.stride_h + conv.phases[phase] - shape.pad_h; }
 
-  const int64_t strip_, part_, size_, count_, per_channel_;
-  int64_t left_;  // planes that were not cut yet
-  uint8_t* to_;
-  const int64_t channels_;
-  std::vector<uint8_t> lines_;
-  int64_t filled_ = 0;
+  // Of the first tap.
+  uint8_t* plane(uint8_t* planes, int64_t channel, int64_t phase) const {
+    return planes + (channel * shape.kernel_w * shape.phases + phase) * conv.part;
+  }
 
-  void cut() {
-    const uint8_t* from = lines_.data();
-    for (int64_t i = filled_ * per_channel_; i > 0; i--, from += line, to_ += part_, left_--) {
-      const bool roomy = left_ * part_ >= part_ + 32;  // else what lies behind may be another thread's
-      for (int64_t strip = 0; strip < count_; strip++) {
-        uint8_t* to = to_ + strip * size_;
-        const uint8_t* begin = from + strip * strip_;
-        if (!roomy) std::memcpy(to, begin, (size_t)part_);
-        else for (int64_t at = 0; at < part_; at += 32) put_four(to + at, four_at(begin + at));
-      }
-    }
-    filled_ = 0;
+  // Pixels x to x + 63 of row j of a plane. The first and the last row of a strip may be cut.
+  inline __attribute__((always_inline)) void put(uint8_t* plane, int64_t j, int64_t x, uint64_t bits) const {
+    const int64_t at = j * shape.out_bytes - start;
+    if (at >= 0 && at + shape.out_bytes <= conv.part) return write_row(plane + at, shape.out_bytes, x, bits);
+    for (int64_t i = at + x / 8; i < at + std::min(x / 8 + 8, shape.out_bytes); i++, bits >>= 8)
+      if (i >= 0 && i < conv.part) plane[i] = (uint8_t)bits;
   }
 };
 
-// Row by row, for any stride.
-static void expand_rows(const Conv& conv, int64_t begin, int64_t end) {
-  const Shape& shape = *conv.shape;
-  const int64_t taps = shape.kernel_w, reach = shape.pad_w + taps * shape.dilation_w;
+// Rows that have, with their padding, up to 64 pixels, with a stride of 1 or 2: four of them at a time. Those of BYTES bytes (unless
+// that is 0) are written together.
+template <int BYTES>
+static void expand_short(const Rows& of, int64_t begin, int64_t end, uint8_t* planes) {
+  const Rows rows = of;
+  const Shape& shape = rows.shape;
   const uint64_t in_mask = low_bits(shape.width), out_mask = low_bits(shape.out_width);
-  const bool one_number = shape.stride_w <= 2 && shape.width + reach <= 64 && shape.out_width <= 64;  // a row with its padding
-  PaddedRow padded(shape.width, reach + 64 * shape.stride_w);
-  Strips strips(conv, begin, end);
-  const int64_t next_tap = shape.phases * strips.line;
-  for (int64_t channel = begin; channel < end; channel++) {
-    uint8_t* lines = strips.next();
-    for (int64_t phase = 0; phase < shape.phases; phase++)
-      for (int64_t j = 0; j < shape.rows; j++) {
-        const int64_t y = j * shape.stride_h + conv.phases[phase] - shape.pad_h;
-        if (y < 0 || y >= shape.height) continue;
-        uint8_t* row = lines + phase * strips.line + j * shape.out_bytes;  // of the first tap
-        const uint8_t* from = conv.image + channel * conv.in_stride + y * shape.in_bytes;
-        if (one_number) {
-          uint64_t bits = (eight_bytes(from) & in_mask) << shape.pad_w;
-          for (int64_t kw = 0; kw < taps; kw++, row += next_tap, bits >>= shape.dilation_w)
-            write_row(row, shape.out_bytes, 0, (shape.stride_w == 2 ? even_bits(bits) : bits) & out_mask);
-          continue;
+  const bool thinned = shape.stride_w == 2;
+  for (int64_t channel = begin; channel < end; channel++)
+    for (int64_t phase = 0; phase < shape.phases; phase++) {
+      int64_t y = rows.first_seen(phase);
+      for (int64_t j = rows.first; j < rows.last; j += 4, y += 4 * shape.stride_h) {
+        const auto row = [&](int64_t i) __attribute__((always_inline)) {
+          const uint8_t* from = rows.seen(channel, y + i * shape.stride_h);
+          return from ? (eight_bytes(from) & in_mask) << shape.pad_w : 0;
+        };
+        const Four bits = {row(0), row(1), row(2), row(3)}, even = thinned ? even_bits(bits) : bits, odd = even_bits(bits >> 1);
+        const int64_t at = j * BYTES - rows.start;
+        const bool together = BYTES && at >= 0 && at + 4 * BYTES <= rows.conv.part;
+        uint8_t* plane = rows.plane(planes, channel, phase);
+        for (int64_t kw = 0; kw < shape.kernel_w; kw++, plane += rows.next_tap) {
+          const int by = (int)(kw * shape.dilation_w);
+          const Four found = (thinned ? (by % 2 ? odd : even) >> by / 2 : bits >> by) & out_mask;
+          if (together) {
+            const Four moved = found << Four{0, 8 * BYTES, 16 * BYTES % 64, 24 * BYTES % 64};
+            const uint64_t low = moved[0] | moved[1], high = moved[2] | moved[3];
+            const uint64_t all[2] = {BYTES < 4 ? low | high : low, high};
+            std::memcpy(plane + at, all, 4 * BYTES);
+          } else {
+            #pragma GCC unroll 4
+            for (int i = 0; i < 4; i++)
+              if (j + i < rows.last) rows.put(plane, j + i, 0, found[i]);
+          }
         }
-        padded.take(from, [](uint64_t, uint64_t bits) { return bits; });  // behind the last plane there is room to read
-        for (int64_t kw = 0; kw < taps; kw++, row += next_tap)
-          for (int64_t x = 0; x < shape.out_width; x += 64)
-            write_row(
-                row, shape.out_bytes, x,
-                every(shape.stride_w, x * shape.stride_w + kw * shape.dilation_w - shape.pad_w, [&](int64_t bit) { return padded.at(bit); }) &
-                    low_bits(shape.out_width - x));
       }
-  }
+    }
 }
 
-// `bytes` bytes of `from`, rounded up to 32, whose bits move down by `by` places (up if negative; less than 64), under a mask that
-// hides what comes from before the first and behind the last. Behind them, 8 more may be read.
-static inline __attribute__((always_inline)) void shift_plane(const uint8_t* from, int64_t bytes, int by, const uint8_t* mask, uint8_t* to) {
+// Row by row, for any stride.
+static void expand_rows(const Conv& conv, int64_t strip, int64_t begin, int64_t end, uint8_t* planes) {
+  const Rows rows(conv, strip);
+  const Shape& shape = rows.shape;
+  const int64_t reach = shape.pad_w + shape.kernel_w * shape.dilation_w;
+  if (shape.stride_w <= 2 && shape.width + reach <= 64 && shape.out_width <= 64) switch (shape.out_bytes) {
+    case 1: return expand_short<1>(rows, begin, end, planes);
+    case 2: return expand_short<2>(rows, begin, end, planes);
+    case 4: return expand_short<4>(rows, begin, end, planes);
+    default: return expand_short<0>(rows, begin, end, planes);
+  }
+  PaddedRow padded(shape.width, reach + 64 * shape.stride_w);
+  for (int64_t channel = begin; channel < end; channel++)
+    for (int64_t phase = 0; phase < shape.phases; phase++) {
+      int64_t y = rows.first_seen(phase);
+      for (int64_t j = rows.first; j < rows.last; j++, y += shape.stride_h) {
+        if (const uint8_t* from = rows.seen(channel, y)) padded.take(from, [](uint64_t, uint64_t bits) { return bits; });
+        else padded.clear();
+        uint8_t* plane = rows.plane(planes, channel, phase);
+        for (int64_t kw = 0; kw < shape.kernel_w; kw++, plane += rows.next_tap)
+          for (int64_t x = 0; x < shape.out_width; x += 64) {
+            const int64_t first = x * shape.stride_w + kw * shape.dilation_w - shape.pad_w;
+            const uint64_t bits = every(shape.stride_w, first, [&](int64_t bit) { return padded.at(bit); });
+            rows.put(plane, j, x, bits & low_bits(shape.out_width - x));
+          }
+      }
+    }
+}
+
+// Bytes from `begin` to `end` of a plane, rounded up to 32, whose bits move down by `by` places (up if negative; less than 64), under
+// a mask that hides what comes from another row. Behind them, 40 more may be read.
+static inline __attribute__((always_inline)) void shift_plane(
+    const uint8_t* plane, int64_t begin, int64_t end, int by, const uint8_t* mask, uint8_t* to) {
   const auto put = [&](int64_t at, Four words) __attribute__((always_inline)) {
-    put_four(to + at, words & four_at(mask + at));
+    put_four(to + (at - begin), words & four_at(mask + at));
   };
   if (by == 0) {
-    for (int64_t at = 0; at < bytes; at += 32) put(at, four_at(from + at));
+    for (int64_t at = begin; at < end; at += 32) put(at, four_at(plane + at));
   } else if (by > 0) {
-    for (int64_t at = 0; at < bytes; at += 32) put(at, four_at(from + at) >> by | four_at(from + at + 8) << (64 - by));
+    for (int64_t at = begin; at < end; at += 32) put(at, four_at(plane + at) >> by | four_at(plane + at + 8) << (64 - by));
   } else {
-    const Four first = four_at(from), before = {0, first[0], first[1], first[2]};
-    put(0, first << -by | before >> (64 + by));
-    for (int64_t at = 32; at < bytes; at += 32) put(at, four_at(from + at) << -by | four_at(from + at - 8) >> (64 + by));
+    int64_t at = begin;
+    if (at < 8) {  // there is less than a word before it
+      const Four first = four_at(plane + at), before = {at ? eight_bytes(plane) << 8 * (8 - at) : 0, first[0], first[1], first[2]};
+      put(at, first << -by | before >> (64 + by));
+      at += 32;
+    }
+    for (; at < end; at += 32) put(at, four_at(plane + at) << -by | four_at(plane + at - 8) >> (64 + by));
   }
 }
 
-// For layers of stride 1 whose rows keep their bytes, whole planes are shifted.
-static void expand_whole(const Conv& conv, int64_t begin, int64_t end) {
+static inline __attribute__((always_inline)) void clear(uint8_t* plane, int64_t begin, int64_t end) {
+  for (int64_t at = begin; at < end; at += 32) put_four(plane + at, Four{});
+}
+
+// For layers of stride 1 whose rows keep their bytes, all rows are shifted at once. Each plane is written a little beyond its end, and
+// the one behind it later.
+static void expand_whole(const Conv& conv, int64_t strip, int64_t begin, int64_t end, uint8_t* planes) {
   const Shape& shape = *conv.shape;
-  const int64_t above = shape.pad_h * shape.out_bytes, bytes = shape.height * shape.in_bytes, whole = (bytes + 31) / 32 * 32;
-  Strips strips(conv, begin, end);
-  for (int64_t channel = begin; channel < end; channel++) {
-    uint8_t* lines = strips.next() + above;
-    for (int64_t kw = 0; kw < shape.kernel_w; kw++, lines += strips.line)
-      shift_plane(conv.image + channel * conv.in_stride, bytes, (int)(kw * shape.dilation_w - shape.pad_w), conv.masks + kw * whole, lines);
-  }
+  const int64_t bytes = shape.height * shape.in_bytes, mask = (bytes + 31) / 32 * 32 + 32;
+  const int64_t first = strip * conv.strip - shape.pad_h * shape.out_bytes;  // of the image's bytes; before it there is padding
+  const int64_t above = std::min(conv.part, std::max<int64_t>(0, -first)), from = first + above;
+  const int64_t to = std::max(from, std::min(first + conv.part, bytes)), below = above + (to - from + 31) / 32 * 32;
+  uint8_t* plane = planes + begin * shape.kernel_w * conv.part;
+  for (int64_t channel = begin; channel < end; channel++)
+    for (int64_t kw = 0; kw < shape.kernel_w; kw++, plane += conv.part) {
+      clear(plane, 0, above);
+      shift_plane(conv.image + channel * conv.in_stride, from, to, (int)(kw * shape.dilation_w - shape.pad_w), conv.masks + kw * mask, plane + above);
+      clear(plane, below, conv.part);
+    }
 }
 
-// The planes of channels [begin, end), from the image.
-static void expand(const Conv& conv, int64_t begin, int64_t end) { (conv.masks ? expand_whole : expand_rows)(conv, begin, end); }
+// One strip of the planes of channels [begin, end), from the image; `planes` are those of all channels. Behind the last one of these
+// channels, 32 bytes may be written.
+static void expand(const Conv& conv, int64_t strip, int64_t begin, int64_t end, uint8_t* planes) {
+  (conv.masks ? expand_whole : expand_rows)(conv, strip, begin, end, planes);
+}

@@ -248,6 +248,15 @@ def test_many_sizes_do_not_pile_up():
     assert len(chain._ready) <= 4
 
 
+def test_an_image_of_a_known_size_may_lie_in_memory_as_it_likes():
+    program, ticketed = packed_pair(OneReluManyTimes())
+    x = images()
+    forms = [x, x.contiguous(memory_format=torch.channels_last), x.double(), x.transpose(2, 3).contiguous().transpose(2, 3), x[:1], x]
+    with torch.no_grad():
+        for form in forms:
+            require_same(program(form), ticketed(form.float()), program)
+
+
 class Fire(nn.Module):
     """As SqueezeNet's: two branches, joined channel by channel."""
 
@@ -306,6 +315,11 @@ def test_a_program_that_was_changed_is_told():
     program, _ = packed_pair(OneReluManyTimes())
     with pytest.raises(MptifyError, match="can't be exchanged"):
         program.load_state_dict(program.state_dict())
+    layer = BitslicedConv(torch.ones(4, 4, 3, 3, dtype=torch.int8), None, Geometry(8, (8, 8), (3, 3)))
+    assert layer.blocks == 2 and layer.fault() is None
+    for weights, told in ((0, "its sizes"), (72, "channels that their filters do not see"), (96, "fall into groups")):
+        layer.weight_count = weights
+        assert told in str(layer.fault())
 
 
 class TwoInputs(nn.Module):
