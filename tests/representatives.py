@@ -11,6 +11,14 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from mptify import catalog
 from mptify.catalog import Entry
 
+_XCEPTION_BLOCKS = [  # an entry, a middle and an exit of as many layers as the network's, with a third of the channels
+    {"in_chs": 64, "out_chs": 64, "stride": 2},
+    {"in_chs": 64, "out_chs": 128, "stride": 2},
+    {"in_chs": 128, "out_chs": 240, "stride": 2},
+    {"in_chs": 240, "out_chs": 240, "stride": 1},
+    {"in_chs": 240, "out_chs": (240, 320, 320), "stride": 2},
+    {"in_chs": 320, "out_chs": (480, 480, 640), "no_skip": True, "stride": 1},
+]
 TIMM = {
     "beit_base_patch16_224": {"depth": 2},
     "lambda_resnet26t": {},
@@ -24,8 +32,8 @@ TIMM = {
     "crossvit_tiny_240": {"depth": ((1, 1, 0), (1, 1, 0), (1, 1, 0))},
     "csatv2": {"depths": (2, 2, 2, 2)},
     "cs3darknet_focus_s": {},
-    "davit_tiny": {"depths": (1, 1, 1, 1)},
-    "deepseek_vit_412m": {"depth": 2},
+    "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (32, 64, 128, 256), "num_heads": (1, 2, 4, 8)},
+    "deepseek_vit_412m": {"depth": 2, "embed_dim": 256, "num_heads": 4},
     "deit_tiny_patch16_224": {"depth": 2},
     "densenet121": {"block_config": (1, 1, 1, 1)},
     "dla46x_c": {},
@@ -41,13 +49,13 @@ TIMM = {
     "fasternet_t0": {"depths": (1, 1, 1, 1)},
     "fastvit_t8": {"layers": (1, 1, 1, 1)},
     "focalnet_tiny_srf": {},
-    "gcvit_xxtiny": {},
-    "gemma4_vit_167m": {"depth": 2},
+    "gcvit_xxtiny": {"embed_dim": 32},
+    "gemma4_vit_167m": {"depth": 2, "embed_dim": 192, "num_heads": 3},
     "ghostnet_050": {},
     "hardcorenas_b": {},
     "hgnetv2_b0": {},
     "hiera_tiny_224": {"stages": (1, 1, 1, 1)},
-    "sam2_hiera_tiny": {},
+    "sam2_hiera_tiny": {"embed_dim": 48},
     "hrnet_w18_small": {},
     "iformer_t": {},
     "inception_next_atto": {"depths": (1, 1, 1, 1)},
@@ -74,14 +82,14 @@ TIMM = {
     "pnasnet5large": {},
     "pvt_v2_b0": {"depths": (1, 1, 1, 1)},
     "qwen3_vit_88m": {"depth": 2},
-    "rdnet_tiny": {},
+    "rdnet_tiny": {"growth_rates": [32, 48, 64, 64, 64, 64, 96]},
     "regnetx_002": {},
     "repghostnet_050": {},
     "repvit_m1": {"depth": (1, 1, 1, 1)},
     "res2next50": {"layers": (1, 1, 1, 1)},
     "resnest14d": {},
     "test_resnet": {},
-    "resnetv2_18": {},
+    "resnetv2_18": {"layers": (1, 1, 1, 1)},
     "rexnet_100": {"depth_mult": 0.1},
     "selecsls42": {},
     "legacy_seresnet18": {"layers": (1, 1, 1, 1)},
@@ -96,7 +104,7 @@ TIMM = {
     "tiny_vit_5m_224": {"depths": (1, 1, 1, 1)},
     "tnt_s_legacy_patch16_224": {"depth": 2},
     "tresnet_m": {"layers": (1, 1, 1, 1), "width_factor": 0.25},
-    "twins_svt_small": {"depths": (2, 2, 2, 2)},
+    "twins_svt_small": {"depths": (2, 2, 2, 2), "embed_dims": (32, 64, 128, 256)},
     "vgg11": {"mlp_ratio": 0.05},
     "visformer_tiny": {"depth": (1, 1, 1)},
     "test_vit": {"depth": 2},
@@ -107,7 +115,7 @@ TIMM = {
     "volo_d1_224": {},
     "ese_vovnet19b_slim_dw": {},
     "legacy_xception": {},
-    "xception41p": {},
+    "xception41p": {"block_cfg": _XCEPTION_BLOCKS},
     "xcit_nano_12_p8_224": {"depth": 2},
 }
 
@@ -116,14 +124,14 @@ def _resnet(**options):
     return torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [1, 1, 1, 1], **options)
 
 
-def _pyramid():
-    """The detectors' backbone, with ResNet-18 for ResNet-50."""
-    return detection.backbone_utils.resnet_fpn_backbone(backbone_name="resnet18", weights=None)
+def _pyramid(**levels):
+    """The detectors' backbone, with a short ResNet for ResNet-50."""
+    short = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
+    return detection.backbone_utils._resnet_fpn_extractor(short, 5, **levels)
 
 
 def _dense_pyramid():
-    levels = {"returned_layers": [2, 3, 4], "extra_blocks": LastLevelP6P7(256, 256)}
-    return detection.backbone_utils.resnet_fpn_backbone(backbone_name="resnet18", weights=None, **levels)
+    return _pyramid(returned_layers=[2, 3, 4], extra_blocks=LastLevelP6P7(256, 256))
 
 
 def _alexnet():
@@ -194,10 +202,18 @@ def _mvit():
 
 
 def _ssd():
-    """With VGG-11 for VGG-16; at 300 pixels, which its last layers need."""
-    backbone = detection.ssd._vgg_extractor(torchvision.models.vgg11(init_weights=False), highres=False, trainable_layers=5)
+    """With one layer for each two or three of VGG-16's, and few channels where there are many pixels; it needs 300 of them."""
+    vgg = torchvision.models.VGG(torchvision.models.vgg.make_layers([16, "M", 32, "M", 64, "M", 512, "M", 512, "M"]), init_weights=False)
+    backbone = detection.ssd._vgg_extractor(vgg, highres=False, trainable_layers=5)
     anchors = detection.anchor_utils.DefaultBoxGenerator([[2], [2, 3], [2, 3], [2, 3], [2], [2]], steps=[8, 16, 32, 64, 100, 300])
     return detection.ssd.SSD(backbone, anchors, (300, 300), num_classes=10)
+
+
+def _inception():
+    """Whose other classifier needs 299 pixels, if it sees 5×5 of what is left of them."""
+    model = torchvision.models.inception_v3(num_classes=10, init_weights=False)
+    model.AuxLogits.conv1 = torchvision.models.inception.BasicConv2d(128, 768, kernel_size=1)
+    return model
 
 
 class _ShortRaft(optical_flow.RAFT):
@@ -218,7 +234,7 @@ TORCHVISION = {
     "resnext50_32x4d": lambda: _resnet(groups=32, width_per_group=4),
     "densenet121": lambda: torchvision.models.DenseNet(32, (1, 1, 1, 1), 64),
     "googlenet": None,
-    "inception_v3": None,
+    "inception_v3": _inception,
     "mnasnet0_5": None,
     "mobilenet_v2": None,
     "mobilenet_v3_small": None,
@@ -261,7 +277,7 @@ TORCHVISION = {
 }  # fmt: skip
 
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
-# Those that take torch six seconds or more to compile and export: `pytest -m long` exports them, and `pytest -m sweep` compiles them.
+# Those that take torch six seconds or more to compile and export, which `pytest -m sweep` does.
 SLOW_TO_COMPILE = {
     "coat_tiny", "cpubone_nano", "crossvit_tiny_240", "csatv2", "davit_tiny", "deeplabv3_mobilenet_v3_large", "dla46x_c", "dpn48b",
     "edgenext_xx_small", "efficientformer_l1", "efficientformerv2_s0", "efficientnet_b0", "efficientvim_m1", "efficientvit_b0",
@@ -288,7 +304,7 @@ def _clip(*shape):
 _CLIP = _clip(8, 32, 32)
 _INPUTS = {"mvit_v1_b": _CLIP, "r3d_18": _CLIP, "mc3_18": _CLIP, "r2plus1d_18": _CLIP, "s3d": _clip(16, 64, 64)}
 _SIZES = {  # where 64 pixels, or a detector's 96, are too few; None: only at the size that it was made for
-    ("torchvision", "inception_v3"): None, ("timm", "crossvit_tiny_240"): None, ("timm", "efficientformer_l1"): None,
+    ("torchvision", "inception_v3"): 128, ("timm", "crossvit_tiny_240"): None, ("timm", "efficientformer_l1"): None,
     ("timm", "inception_v3"): 96, ("timm", "inception_v4"): 96, ("timm", "inception_resnet_v2"): 96,
     ("torchvision", "quantized_inception_v3"): 96, ("timm", "deepseek_vit_412m"): 112,
     ("timm", "efficientvim_m1"): 128, ("timm", "efficientvit_m0"): 128,  # below, their last attention has one token and no gradient
@@ -351,11 +367,11 @@ def _build(entry, size, device):
         if small is not None:
             return small()
         if not options:
-            return catalog.build(entry, input_size=size)
+            return catalog.build(entry, num_classes=None if device == "meta" else 10, input_size=size)
         import timm
 
         sized = {"img_size": size} if size else {}
         try:
-            return timm.create_model(entry.name, **options, **sized)
+            return timm.create_model(entry.name, num_classes=10, **options, **sized)
         except TypeError:
-            return timm.create_model(entry.name, **options)
+            return timm.create_model(entry.name, num_classes=10, **options)

@@ -51,8 +51,9 @@ def test_a_compiled_model_computes_and_trains_the_same(entry, bits):
 
 
 def _mark(entry, way):
-    """Exports are for CI, and what takes torch six seconds and more to compile is run by hand."""
-    return pytest.mark.sweep if entry.name in SLOW_TO_COMPILE else pytest.mark.long if way == "export" else ()
+    """Of timm's networks for tests, the compiled ones are always run; others for CI, and what takes torch six seconds and more by hand."""
+    quick = way == "compile" and entry.name.startswith("test_")
+    return pytest.mark.sweep if entry.name in SLOW_TO_COMPILE else () if quick else pytest.mark.long
 
 
 EACH_WAY = [pytest.param(entry, way, id=f"{entry}-{way}", marks=_mark(entry, way)) for entry in ENTRIES for way in ("compile", "export")]
