@@ -29,9 +29,7 @@ class Crew {
    public:
     // The next one; -1 if none is left.
     int64_t next() {
-      const int64_t before = part_;
-      if (fresh_) return fresh_ = false, before;
-      if (claim()) return crew_.done_.fetch_add(1, std::memory_order_acq_rel), part_;
+      if (done_ < 0 || claim()) return done_++, part_;
       return -1;
     }
 
@@ -44,7 +42,7 @@ class Crew {
     const int place_;
     int ahead_ = 0;  // whose parts are looked at: the thread's that many places further
     int64_t part_ = -1;
-    bool fresh_ = true;
+    int done_ = -1;  // parts before this one; -1: this one was not given away yet
 
     Parts(Crew& crew, uint64_t step, int place) : crew_(crew), step_(step >> 32), count_((int64_t)(step & 0xffffffff)), place_(place) {}
 
@@ -94,12 +92,12 @@ class Crew {
     std::atomic<uint64_t> parts{0};  // a step's number (32 bits), and how many of one thread's parts were taken in it (32)
   };
 
+  const std::unique_ptr<Taken[]> taken_;
   alignas(64) std::atomic<uint64_t> step_{0};  // its number (32 bits) and its parts (32)
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> work_{nullptr};
   std::atomic<bool> ended_{false};
-  alignas(64) std::atomic<uint32_t> done_{0};
-  const std::unique_ptr<Taken[]> taken_;
+  alignas(64) std::atomic<uint32_t> done_{0};  // parts; each thread adds its own when it finds no more of them
 
   // What a thread gets of a step. `call_` and `work_` were written before `step_` named the step, and are written again only when all
   // its parts are done: who gets a part has read what belongs to it, and keeps it until the work on it has returned.
@@ -109,7 +107,7 @@ class Crew {
     Parts parts(*this, step, place);
     if (!parts.claim()) return;
     call(work, parts);
-    done_.fetch_add(1, std::memory_order_acq_rel);
+    done_.fetch_add((uint32_t)parts.done_ + 1, std::memory_order_acq_rel);
   }
 
   void serve(int place) {
