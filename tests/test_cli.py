@@ -103,6 +103,7 @@ def test_importing_mptify_imports_neither_timm_nor_accelerate():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
+@pytest.mark.long
 def test_the_zoo_sweeps_goes_on_and_writes_its_table(tmp_path):
     rows, table = tmp_path / "rows.jsonl", tmp_path / "table.md"
     options = ["--rows", str(rows), "--table", str(table), "--jobs", "1"]

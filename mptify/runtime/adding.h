@@ -7,7 +7,7 @@ namespace {
 struct Prepared {
   Job job;
   Conv conv;
-  int64_t blocks, block_filters, block_channels;
+  int64_t block_filters, block_channels;  // of filters that see the same channels, and of these
 
   Prepared(const Layer& layer, int64_t filters, const Arrays& arrays, int64_t in) {
     job = {};
@@ -21,7 +21,7 @@ struct Prepared {
     job.unit = layer.unit, job.stride = layer.stride, job.groups = layer.groups, job.sets = layer.sets, job.bits = layer.bits;
     conv = {arrays.at<uint8_t>(in), &layer.shape, arrays.at<int64_t>(layer.phases), arrays.at<uint8_t>(layer.masks),
             layer.in_stride, layer.strip, layer.part};
-    blocks = layer.blocks, block_filters = filters / blocks, block_channels = layer.shape.channels / blocks;
+    block_filters = filters / layer.blocks, block_channels = layer.shape.channels / layer.blocks;
   }
 };
 
@@ -37,7 +37,8 @@ class Planes {
   Job job(int64_t begin, int64_t first, int64_t last) {
     const Conv& conv = layer_.conv;
     const int64_t strip = begin / conv.strip;
-    const int64_t seen = first / layer_.block_filters * layer_.block_channels, end = ((last - 1) / layer_.block_filters + 1) * layer_.block_channels;
+    const int64_t seen = first / layer_.block_filters * layer_.block_channels;
+    const int64_t end = ((last - 1) / layer_.block_filters + 1) * layer_.block_channels;
     if (strip != strip_ || seen < begin_ || seen > end_) begin_ = end_ = seen;
     if (end > end_) cpu_.expand(conv, strip, end_, end, planes_), end_ = end;
     strip_ = strip;

@@ -110,7 +110,7 @@ class BitslicedConv(Kernel):
     def fault(self) -> str | None:
         rows, columns = self.geometry.kernel
         every = self.filters * self.geometry.channels * rows * columns
-        if not fits(self.geometry, self.most_kept) or self.weight_count < 1 or every % self.weight_count:
+        if not fits(self.geometry, self.most_kept) or every < 1 or self.weight_count < 1 or every % self.weight_count:
             return "its sizes are none that a kernel has"
         if self.filters % self.blocks or self.geometry.channels % self.blocks:
             return "its filters do not fall into groups"
@@ -272,8 +272,7 @@ def _column_masks(geometry: Geometry) -> np.ndarray | None:
     columns = np.arange(8 * row_bytes(width))
     seen = (columns + shifts[:, None] >= 0) & (columns + shifts[:, None] < width) & (columns < out_width)
     rows = np.packbits(seen, axis=1, bitorder="little")
-    masks = np.zeros(
-        (len(shifts), -(-height * row_bytes(width) // 32) * 32 + 32), np.uint8
-    )  # the kernel shifts 32 bytes at a time, from anywhere
+    whole = -(-height * row_bytes(width) // 32) * 32 + 32  # the kernel shifts 32 bytes at a time, from anywhere
+    masks = np.zeros((len(shifts), whole), np.uint8)
     masks[:, : height * row_bytes(width)] = np.tile(rows, height)
     return masks

@@ -71,7 +71,7 @@ class Geometry:
         if min(self.out_size) < 1:
             raise MptifyError(f"An image of {self.size[0]}×{self.size[1]} is too small for a layer that sees {self.kernel} pixels.")
         sizes = (self.channels, *self.size, row_bytes(self.size[1]), *self.out_size, row_bytes(self.out_size[1]))
-        return Shape(*sizes, *self.kernel, *self.stride, *self.padding, *self.dilation, len(self.phases), self.rows)
+        return Shape(*sizes, *self.kernel, *self.stride, *self.padding, *self.dilation, len(self.phases))
 
     @cached_property
     def reach(self) -> int:

@@ -73,7 +73,9 @@ struct Conv {
   const uint8_t* image;
   const Shape* shape;
   const int64_t* phases;
-  const uint8_t* masks;  // [kernel_w]: what of a plane may be seen there, as long as it is rounded up to 32 bytes and 32 more; null unless the stride is 1 and rows keep their bytes
+  // [kernel_w]: what may be seen of a plane whose rows are shifted all at once, rounded up to 32 bytes, and 32 zeros; null unless the
+  // stride is 1 and rows keep their bytes.
+  const uint8_t* masks;
   int64_t in_stride;
   int64_t strip, part;  // bytes of the output that one strip is for, and bytes that a plane has in it
 

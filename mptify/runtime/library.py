@@ -34,7 +34,7 @@ class Shape(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in (
             "channels", "height", "width", "in_bytes", "out_height", "out_width", "out_bytes", "kernel_h", "kernel_w", "stride_h",
-            "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "phases", "rows",
+            "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "phases",
         )
     ]  # fmt: skip
 

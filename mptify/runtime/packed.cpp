@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <numeric>
 #include <vector>
 
@@ -163,7 +164,7 @@ int mptify_packed_word() { return (int)cpus().back().widths.front().bytes; }  //
 void mptify_packed_run(
     const Step* steps, int64_t count, uint8_t* const* arrays, const int64_t* strides, int64_t images, int which_cpu, int threads) {
   const Cpu& cpu = cpu_of(which_cpu);
-  Crew crew(std::max(1, std::min(threads, 4096)));
+  Crew crew(std::max(1, threads));
   crew.work([&] {
     for (int64_t image = 0; image < images; image++)
       for (const Step* step = steps; step < steps + count; step++) run_step(cpu, *step, Arrays{arrays, strides, image}, crew);

@@ -182,6 +182,6 @@ class Concat(Kernel):
         return made
 
 
-def own_order(x: Tensor, tokens: tuple[int, ...] | None) -> Tensor:
+def own_order(x: Tensor, tokens: tuple[int, ...]) -> Tensor:
     """Of images × channels × 1 × tokens: images × tokens, in their own order, × channels."""
-    return x if tokens is None else x[:, :, 0].transpose(1, 2).contiguous().unflatten(1, tokens)
+    return x[:, :, 0].transpose(1, 2).contiguous().unflatten(1, tokens)

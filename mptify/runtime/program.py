@@ -141,7 +141,7 @@ class Ready:
         library.mptify_packed_run(steps, count, self.addresses, self.strides, images, which_cpu, torch.get_num_threads())
 
 
-def _forms(inputs: list[Tensor]) -> list[Numbers]:
+def _forms(inputs: Sequence[Tensor]) -> list[Numbers]:
     return [Numbers(tuple(x.shape[1:]), tuple(x.stride()[1:])) for x in inputs]
 
 
@@ -235,17 +235,17 @@ class Chain(nn.Module):
         else:
             with self._lock:
                 plan, outputs = self._run(inputs)
-        return tuple([x if form.tokens is None else own_order(x, form.tokens) for x, form in zip(outputs, plan.outputs, strict=True)])
+        return tuple([own_order(x, form.tokens) if form.tokens else x for x, form in zip(outputs, plan.outputs, strict=True)])
 
     def _run(self, inputs: tuple[Tensor, ...]) -> tuple[Plan, list[Tensor]]:
-        """All that Python does of a call, for inputs that came before and can be read as they are: other threads wait for it."""
+        """Inputs that can be read as they are and came before are looked up by their shapes: threads wait for Python."""
         seen = tuple([(x.shape, x.stride(), x.dtype, x.device) for x in inputs])
         given: Sequence[Tensor] = inputs
         if seen in self._seen:
             plan, ready = self._seen[seen]
         else:
-            given = laid_out = self.readable(inputs)
-            plan, ready = self.plan_for(laid_out)
+            given = self.readable(inputs)
+            plan, ready = self.plan_for(given)
             if all(x is y for x, y in zip(inputs, given, strict=True)):
                 self._seen = {seen: (plan, ready)}
         outputs = ready.begin(given)
@@ -266,7 +266,7 @@ class Chain(nn.Module):
             given |= {one: kernel.readable(given[one]) for one in read if one in given}
         return list(given.values())
 
-    def plan_for(self, inputs: list[Tensor]) -> tuple[Plan, Ready]:
+    def plan_for(self, inputs: Sequence[Tensor]) -> tuple[Plan, Ready]:
         """The plan for such images, made when they come for the first time."""
         key = tuple(_forms(inputs))
         if key not in self._ready:

@@ -88,7 +88,7 @@ struct Shape {  // of a convolution, as Python gives it
   int64_t channels, height, width, in_bytes;        // of the input; bytes of one of its rows
   int64_t out_height, out_width, out_bytes;         // likewise
   int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  int64_t phases, rows;                             // row phases of the taps, and rows of one expanded plane
+  int64_t phases;                                   // row phases of the taps
 };
 
 }  // namespace

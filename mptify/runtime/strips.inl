@@ -156,7 +156,10 @@ static void expand_whole(const Conv& conv, int64_t strip, int64_t begin, int64_t
   for (int64_t channel = begin; channel < end; channel++)
     for (int64_t kw = 0; kw < shape.kernel_w; kw++, plane += conv.part) {
       clear(plane, 0, above);
-      shift_plane(conv.image + channel * conv.in_stride, from, to, (int)(kw * shape.dilation_w - shape.pad_w), conv.masks + kw * mask, plane + above);
+      if (from < to) {  // there is something but padding
+        const int by = (int)(kw * shape.dilation_w - shape.pad_w);
+        shift_plane(conv.image + channel * conv.in_stride, from, to, by, conv.masks + kw * mask, plane + above);
+      }
       clear(plane, below, conv.part);
     }
 }

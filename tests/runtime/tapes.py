@@ -1,5 +1,6 @@
 """Programs written down for replay.cpp, which runs them where Python can't: under sanitizers, on emulated processors."""
 
+import os
 import struct
 import subprocess
 from pathlib import Path
@@ -42,6 +43,7 @@ def _bytes(array):
 
 def replay(command, tapes):
     """What the program prints: all outputs, one after the other, as float32."""
-    done = subprocess.run(command, input=numbers(len(tapes)) + b"".join(tapes), capture_output=True, check=False)
+    filled = {"ASAN_OPTIONS": "max_malloc_fill_size=1000000:malloc_fill_byte=255"}  # so that what was not written is no zero
+    done = subprocess.run(command, input=numbers(len(tapes)) + b"".join(tapes), capture_output=True, check=False, env=os.environ | filled)
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     return torch.frombuffer(bytearray(done.stdout), dtype=torch.float32)

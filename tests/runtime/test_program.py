@@ -318,6 +318,9 @@ def test_a_program_that_was_changed_is_told():
     layer = BitslicedConv(torch.ones(4, 4, 3, 3, dtype=torch.int8), None, Geometry(8, (8, 8), (3, 3)))
     assert layer.blocks == 2
     assert layer.fault() is None
+    layer.filters = 0
+    assert "its sizes" in str(layer.fault())
+    layer.filters = 4
     for weights, told in ((0, "its sizes"), (72, "channels that their filters do not see"), (96, "fall into groups")):
         layer.weight_count = weights
         assert told in str(layer.fault())

@@ -64,6 +64,13 @@ def random_chains():
     )
 
 
+def padded_chains():
+    """Layers whose padding is longer than a word, or than a strip."""
+    for kernel, padding, size in (((1, 1), (3, 3), (5, 60)), ((3, 3), (6, 6), (5, 55)), ((1, 1), (3, 1), (5, 130))):
+        weight = ternary(4, 3, *kernel, kept=0.8).to(torch.int8)
+        yield chain_of(BitslicedConv(weight, None, Geometry(3, size, kernel, padding=padding)), 1), (signs(1, 3, *size),)
+
+
 def whole_network():
     torch.manual_seed(0)
     ticketed = mptify.transform(resnet18_cifar(), bits="1/1", prune=0.9).eval()
@@ -78,7 +85,7 @@ def require_agreement(command, cpus, rounds, monkeypatch):
     chains = [whole_network()]
     for _ in range(rounds):
         lay_out_somehow(monkeypatch)
-        chains += [planned(*pair) for pair in random_chains()]
+        chains += [planned(*pair) for some in (random_chains(), padded_chains()) for pair in some]
     expected = torch.cat([out.flatten() for chain, inputs in chains for out in raw(chain, inputs)])
     for which in cpus:
         tapes = [tape(chain, inputs, which, random.choice([1, 2, 3])) for chain, inputs in chains]
