@@ -78,10 +78,15 @@ class BitslicedConv(Kernel):
         self.weight_count, self.survivor_count, self.weight_bytes = weight.numel(), len(f), 2 * len(f)
 
     @property
+    def _ungrouped(self) -> int:
+        """The weights that there would be if each filter saw all channels."""
+        rows, columns = self.geometry.kernel
+        return self.filters * self.geometry.channels * rows * columns
+
+    @property
     def blocks(self) -> int:
         """Of filters, each of which sees channels of its own: a convolution's groups."""
-        rows, columns = self.geometry.kernel
-        return self.filters * self.geometry.channels * rows * columns // self.weight_count
+        return self._ungrouped // self.weight_count
 
     @property
     def paired(self) -> np.ndarray:
@@ -108,9 +113,7 @@ class BitslicedConv(Kernel):
         return to.add("conv", made, **fields)
 
     def fault(self) -> str | None:
-        rows, columns = self.geometry.kernel
-        every = self.filters * self.geometry.channels * rows * columns
-        if not fits(self.geometry, self.most_kept) or every < 1 or self.weight_count < 1 or every % self.weight_count:
+        if not fits(self.geometry, self.most_kept) or min(self._ungrouped, self.weight_count) < 1 or self._ungrouped % self.weight_count:
             return "its sizes are none that a kernel has"
         if self.filters % self.blocks or self.geometry.channels % self.blocks:
             return "its filters do not fall into groups"

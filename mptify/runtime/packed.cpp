@@ -105,8 +105,6 @@ void for_words(const Cpu& cpu, int64_t begin, int64_t end, int64_t strip, const 
   run(*rest, whole, end);
 }
 
-constexpr int64_t PARTS = 16;  // per thread
-
 const Cpu& cpu_of(int which) { return which < 0 ? cpus().back() : cpus()[which]; }
 
 // What a thread gets of [0, count), part by part.
@@ -125,6 +123,8 @@ class Ranges {
   const int64_t count_, all_;
   int alone_ = 0;
 };
+
+constexpr int64_t PARTS = 16;  // per thread
 
 // work(ranges) on each thread, for parts of [0, count), none of them shorter than `grain`: more than threads, since one may be held up.
 template <class Work>
