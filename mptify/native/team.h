@@ -9,29 +9,36 @@
 #include <dlfcn.h>
 #endif
 
-// work(part) for each of `parts` parts, a thread for each. By torch's OpenMP threads, if its library is in this process: threads of our own would
-// wait for a core on which one of those still spins, for longer than the work takes.
+// work(part) for each of `parts` parts, a thread for each, and from call to call the same one, in whose caches the data may still be. By
+// torch's OpenMP threads, if its library is in this process: threads of our own would wait for a core on which one of those still spins, for
+// longer than the work takes.
 template <class Work>
 void in_team(int parts, const Work& work) {
   using Start = void (*)(void (*)(void*), void*, unsigned, unsigned);
+  using Number = int (*)();
 #ifndef _WIN32
   static const Start start = (Start)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+  static const Number number = (Number)dlsym(RTLD_DEFAULT, "omp_get_thread_num");
 #else
   static const Start start = nullptr;
+  static const Number number = nullptr;
 #endif
+  if (parts == 1) return work(0);
   struct Task {
-    std::atomic<int> next{0};
-    const Work* work;
-    int parts;
+    std::vector<std::atomic<bool>> begun;
+    const Work& work;
 
-    void run() {  // a team may come with fewer threads than asked for: whoever is free takes the next part
-      for (int part; (part = next++) < parts;) (*work)(part);
+    void run(int first) {  // a team may come with fewer threads than asked for: whoever is free takes what nobody has begun
+      const int parts = (int)begun.size();
+      for (int i = 0; i < parts; i++) {
+        const int part = (first + i) % parts;
+        if (!begun[part].exchange(true)) work(part);
+      }
     }
-  } task;
-  task.work = &work, task.parts = parts;
-  if (parts > 1 && start) return start([](void* data) { ((Task*)data)->run(); }, &task, (unsigned)parts, 0);
+  } task{std::vector<std::atomic<bool>>((size_t)parts), work};
+  if (start && number) return start([](void* data) { ((Task*)data)->run(number()); }, &task, (unsigned)parts, 0);
   std::vector<std::thread> others;
-  for (int part = 1; part < parts; part++) others.emplace_back([&] { task.run(); });
-  task.run();
+  for (int part = 1; part < parts; part++) others.emplace_back([&task, part] { task.run(part); });
+  task.run(0);
   for (std::thread& other : others) other.join();
 }

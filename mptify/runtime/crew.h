@@ -8,6 +8,7 @@
 // core has written takes longer to get than to make again. Who has done his own takes what is left of the others'.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -24,13 +25,15 @@ class Crew {
   explicit Crew(int count) : threads(count), taken_(count > 1 ? new Taken[(size_t)count] : nullptr) {}
   Crew(const Crew&) = delete;
 
-  // The parts of a step that one thread gets.
+  // The parts of a step that one thread gets, some at a time: the fewer are left the fewer, so that all threads end at about the same time.
   class Parts {
    public:
-    // The next one; -1 if none is left.
-    int64_t next() {
-      if (done_ < 0 || claim()) return done_++, part_;
-      return -1;
+    // The next ones, [begin, end); whether any are left.
+    bool next(int64_t& begin, int64_t& end) {
+      if (!fresh_ && !claim()) return false;
+      fresh_ = false;
+      begin = begin_, end = end_;
+      return true;
     }
 
    private:
@@ -41,21 +44,26 @@ class Crew {
     const int64_t count_;
     const int place_;
     int ahead_ = 0;  // whose parts are looked at: the thread's that many places further
-    int64_t part_ = -1;
-    int done_ = -1;  // parts before this one; -1: this one was not given away yet
+    int64_t begin_ = 0, end_ = 0;
+    bool fresh_ = true;  // were claimed, and not given away yet
+    int64_t claimed_ = 0;
 
     Parts(Crew& crew, uint64_t step, int place) : crew_(crew), step_(step >> 32), count_((int64_t)(step & 0xffffffff)), place_(place) {}
 
     bool claim() {
       for (; ahead_ < crew_.threads; ahead_++) {
         const int64_t whose = (place_ + ahead_) % crew_.threads;
-        const int64_t first = count_ * whose / crew_.threads, end = count_ * (whose + 1) / crew_.threads;
+        const int64_t first = count_ * whose / crew_.threads, all = count_ * (whose + 1) / crew_.threads - first;
         std::atomic<uint64_t>& taken = crew_.taken_[whose].parts;
         for (uint64_t seen = taken.load(std::memory_order_acquire);;) {
-          const uint64_t step = seen >> 32, some = step == step_ ? seen & 0xffffffff : 0;  // of an earlier step: none was taken yet
-          if (step > step_ || first + (int64_t)some >= end) break;
-          if (!taken.compare_exchange_weak(seen, step_ << 32 | (some + 1), std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-          part_ = first + (int64_t)some;
+          const uint64_t step = seen >> 32;
+          const int64_t before = step == step_ ? (int64_t)(seen & 0xffffffff) : 0;  // of an earlier step: none was taken yet
+          if (step > step_ || before >= all) break;
+          const int64_t some = std::max<int64_t>(1, (all - before) / 4);
+          const uint64_t now = step_ << 32 | (uint64_t)(before + some);
+          if (!taken.compare_exchange_weak(seen, now, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+          begin_ = first + before, end_ = begin_ + some;
+          claimed_ += some;
           return true;
         }
       }
@@ -107,7 +115,7 @@ class Crew {
     Parts parts(*this, step, place);
     if (!parts.claim()) return;
     call(work, parts);
-    done_.fetch_add((uint32_t)parts.done_ + 1, std::memory_order_acq_rel);
+    done_.fetch_add((uint32_t)parts.claimed_, std::memory_order_acq_rel);
   }
 
   void serve(int place) {

@@ -113,9 +113,10 @@ class Ranges {
   Ranges(Crew::Parts* parts, int64_t count, int64_t all) : parts_(parts), count_(count), all_(all) {}
 
   bool next(int64_t& begin, int64_t& end) {
-    const int64_t part = parts_ ? parts_->next() : alone_++ ? -1 : 0;
-    begin = count_ * part / all_, end = count_ * (part + 1) / all_;
-    return part >= 0;
+    int64_t first = 0, last = all_;
+    if (parts_ ? !parts_->next(first, last) : alone_++) return false;
+    begin = count_ * first / all_, end = count_ * last / all_;
+    return true;
   }
 
  private:
@@ -124,7 +125,7 @@ class Ranges {
   int alone_ = 0;
 };
 
-constexpr int64_t PARTS = 16;  // per thread
+constexpr int64_t PARTS = 64;  // per thread, which takes several of them at a time
 
 // work(ranges) on each thread, for parts of [0, count), none of them shorter than `grain`: more than threads, since one may be held up.
 template <class Work>

@@ -17,6 +17,7 @@ from mptify.runtime.planes import Kernel, Numbers, Place, Value, own_order
 __all__ = ["Chain", "Plan", "Ready", "as_operator"]
 
 _SIZES = 4  # of images, that a chain stays ready for
+_ROOMS = 8 << 20  # bytes of rooms from which on those that are free are used again
 
 
 class Plan:
@@ -76,7 +77,8 @@ class Plan:
             self._free.append(place.number)
 
     def _room(self, size: int) -> Place:
-        fitting = [number for number in self._free if self.rooms[number] >= size]
+        """A new one, as long as they are few: what one thread wrote last takes another one long to write to."""
+        fitting = [number for number in self._free if self.rooms[number] >= size and sum(self.rooms) + size > _ROOMS]
         if fitting:
             number = min(fitting, key=self.rooms.__getitem__)
             self._free.remove(number)

@@ -52,41 +52,53 @@ struct Rows {
 };
 
 // Rows that have, with their padding, up to 64 pixels, with a stride of 1 or 2: four of them at a time. Those of BYTES bytes (unless
-// that is 0) are written together.
+// that is 0) are written together, the last ones a little beyond the end of their plane, and the one behind it later.
 template <int BYTES>
 static void expand_short(const Rows& of, int64_t begin, int64_t end, uint8_t* planes) {
   const Rows rows = of;
-  const Shape& shape = rows.shape;
+  const Shape shape = rows.shape;
   const uint64_t in_mask = low_bits(shape.width), out_mask = low_bits(shape.out_width);
-  const bool thinned = shape.stride_w == 2;
-  for (int64_t channel = begin; channel < end; channel++)
+  const bool thinned = shape.stride_w == 2, together = BYTES && rows.start == rows.first * BYTES;
+  const int64_t fours = (rows.last - rows.first + 3) / 4;
+  std::vector<uint8_t> seen((size_t)(shape.phases * fours * 64));  // of four rows each, the even columns and the odd ones, or all and none
+  for (int64_t channel = begin; channel < end; channel++) {
+    uint8_t* to = seen.data();
     for (int64_t phase = 0; phase < shape.phases; phase++) {
       int64_t y = rows.first_seen(phase);
-      for (int64_t j = rows.first; j < rows.last; j += 4, y += 4 * shape.stride_h) {
-        const auto row = [&](int64_t i) __attribute__((always_inline)) {
-          const uint8_t* from = rows.seen(channel, y + i * shape.stride_h);
-          return from ? (eight_bytes(from) & in_mask) << shape.pad_w : 0;
+      for (int64_t i = 0; i < fours; i++, to += 64, y += 4 * shape.stride_h) {
+        const uint8_t* from = rows.conv.image + channel * rows.conv.in_stride + y * shape.in_bytes;
+        const int64_t step = shape.stride_h * shape.in_bytes;
+        const auto row = [&](int64_t down) __attribute__((always_inline)) {
+          return (uint64_t)(y + down * shape.stride_h) < (uint64_t)shape.height ? eight_bytes(from + down * step) : 0;
         };
-        const Four bits = {row(0), row(1), row(2), row(3)}, even = thinned ? even_bits(bits) : bits, odd = even_bits(bits >> 1);
-        const int64_t at = j * BYTES - rows.start;
-        const bool together = BYTES && at >= 0 && at + 4 * BYTES <= rows.conv.part;
-        uint8_t* plane = rows.plane(planes, channel, phase);
-        for (int64_t kw = 0; kw < shape.kernel_w; kw++, plane += rows.next_tap) {
-          const int by = (int)(kw * shape.dilation_w);
-          const Four found = (thinned ? (by % 2 ? odd : even) >> by / 2 : bits >> by) & out_mask;
-          if (together) {
-            const Four moved = found << Four{0, 8 * BYTES, 16 * BYTES % 64, 24 * BYTES % 64};
-            const uint64_t low = moved[0] | moved[1], high = moved[2] | moved[3];
-            const uint64_t all[2] = {BYTES < 4 ? low | high : low, high};
-            std::memcpy(plane + at, all, 4 * BYTES);
-          } else {
-            #pragma GCC unroll 4
-            for (int i = 0; i < 4; i++)
-              if (j + i < rows.last) rows.put(plane, j + i, 0, found[i]);
-          }
-        }
+        const bool inside = y >= 0 && y + 3 * shape.stride_h < shape.height;
+        const Four read = inside ? Four{eight_bytes(from), eight_bytes(from + step), eight_bytes(from + 2 * step), eight_bytes(from + 3 * step)}
+                                 : Four{row(0), row(1), row(2), row(3)};
+        const Four bits = (read & in_mask) << shape.pad_w;
+        put_four(to, thinned ? even_bits(bits) : bits);
+        if (thinned) put_four(to + 32, even_bits(bits >> 1));
       }
     }
+    uint8_t* plane = rows.plane(planes, channel, 0);
+    for (int64_t kw = 0; kw < shape.kernel_w; kw++) {
+      const int by = (int)(kw * shape.dilation_w);
+      const uint8_t* from = seen.data() + (thinned && by % 2 ? 32 : 0);
+      for (int64_t phase = 0; phase < shape.phases; phase++, plane += rows.conv.part)
+        for (int64_t i = 0; i < fours; i++, from += 64) {
+          const Four found = four_at(from) >> (thinned ? by / 2 : by) & out_mask;
+          if (together) {
+            const Four moved = found << Four{0, 8 * BYTES, 16 * BYTES % 64, 24 * BYTES % 64};
+            const Four swapped = {moved[1], moved[0], moved[3], moved[2]}, both = moved | swapped;
+            const uint64_t all[2] = {BYTES < 4 ? both[0] | both[2] : both[0], both[2]};
+            std::memcpy(plane + 4 * BYTES * i, all, 4 * BYTES);
+          } else {
+            #pragma GCC unroll 4
+            for (int k = 0; k < 4; k++)
+              if (rows.first + 4 * i + k < rows.last) rows.put(plane, rows.first + 4 * i + k, 0, found[k]);
+          }
+        }
+    }
+  }
 }
 
 // Row by row, for any stride.
