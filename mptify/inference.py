@@ -291,7 +291,7 @@ _KERNELS = {
     "BitslicedConv": "bit-sliced", "JoinedConv": "bit-sliced, two layers", "WindowConv": "popcount of windows", "PixelConv": "first layer",
     "PopcountLinear": "popcount", "MeanLinear": "sums of means",
     "Pool": "max-pool of bits", "Flatten": "one row of bits", "Concat": "channels joined",
-    "Pack": "to bits", "Unpack": "from bits", "_Finish": "torch: gain",
+    "Pack": "to bits", "Unpack": "from bits",
 }  # fmt: skip
 
 

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = ("native/ticket.cpp", "runtime/packed.cpp")  # in the package; a library lies beside its source
-FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-unknown-pragmas"]
+FLAGS = [
+    "-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=off",  # a product is rounded before something is added to it, as torch does it
+    "-Wno-psabi", "-Wno-unknown-pragmas",
+]  # fmt: skip
 
 
 def library_of(source: Path) -> Path:

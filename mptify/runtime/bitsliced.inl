@@ -163,57 +163,54 @@ struct Starts {
   }
 };
 
-// Words from byte `begin` to byte `end` of the planes, which lie in one strip, for filters [first, last). Counters, where they are
-// asked for in place of signs, are those of one word.
+// The word at byte `place` of the planes, for filters [first, last): signs, or where they are asked for, counters.
 template <int BYTES, int BITS, int UNIT>
-static void run_with(const Job& job, int64_t begin, int64_t end, int64_t first, int64_t last) {
+static void run_with(const Job& job, int64_t place, int64_t first, int64_t last) {
   using Sum = Counters<BYTES, BITS, UNIT>;
   using Word = typename Sum::Word;
   const Job here = job;  // which nothing that is written can change
   const int64_t set = here.groups * BITS;
-  for (int64_t place = begin; place < end; place += BYTES) {
-    const Starts<BYTES> starts(here, place);
-    Sum sum;
-    sum.at = here.planes + (place - here.from);
-    sum.unit = here.unit;
-    for (int64_t f = first; f < last; f++) {
-      const uint8_t* init = here.init + f * here.sets * set;
-      starts.template set<BITS>(init, sum.count);
-      if (here.sets == 2) {  // where the shortcut is +1, the second threshold
-        Word other[BITS];
-        starts.template set<BITS>(init + set, other);
-        const Word shortcut = Sum::load(here.shortcut + f * here.stride + place);
-        #pragma GCC unroll 16
-        for (int i = 0; i < BITS; i++) sum.count[i] ^= (sum.count[i] ^ other[i]) & shortcut;
-      }
-      const int32_t* lists = here.starts + 2 * f;
-      sum.add_list(here.index + lists[0], here.index + lists[1], here.index + lists[2]);
-      const Word turn = Sum::all(here.flipped[f]);
-      if (here.odd == nullptr) {
-        Sum::store(here.out + f * here.stride + place, ~(sum.count[BITS - 1] ^ turn));
-      } else {
-        Word odd[1];
-        starts.template set<1>(here.odd + f * here.groups, odd);
-        uint8_t* counters = here.counters + (f - first) * (1 + BITS) * BYTES;
-        Sum::store(counters, odd[0]);
-        #pragma GCC unroll 16
-        for (int i = 0; i < BITS; i++) Sum::store(counters + (1 + i) * BYTES, sum.count[i] ^ turn);
-      }
+  const Starts<BYTES> starts(here, place);
+  Sum sum;
+  sum.at = here.planes + (place - here.from);
+  sum.unit = here.unit;
+  for (int64_t f = first; f < last; f++) {
+    const uint8_t* init = here.init + f * here.sets * set;
+    starts.template set<BITS>(init, sum.count);
+    if (here.sets == 2) {  // where the shortcut is +1, the second threshold
+      Word other[BITS];
+      starts.template set<BITS>(init + set, other);
+      const Word shortcut = Sum::load(here.shortcut + f * here.stride + place);
+      #pragma GCC unroll 16
+      for (int i = 0; i < BITS; i++) sum.count[i] ^= (sum.count[i] ^ other[i]) & shortcut;
+    }
+    const int32_t* lists = here.starts + 2 * f;
+    sum.add_list(here.index + lists[0], here.index + lists[1], here.index + lists[2]);
+    const Word turn = Sum::all(here.flipped[f]);
+    if (here.odd == nullptr) {
+      Sum::store(here.out + f * here.stride + place, ~(sum.count[BITS - 1] ^ turn));
+    } else {
+      Word odd[1];
+      starts.template set<1>(here.odd + f * here.groups, odd);
+      uint8_t* counters = here.counters + (f - first) * (1 + BITS) * BYTES;
+      Sum::store(counters, odd[0]);
+      #pragma GCC unroll 16
+      for (int i = 0; i < BITS; i++) Sum::store(counters + (1 + i) * BYTES, sum.count[i] ^ turn);
     }
   }
 }
 
 template <int BYTES>
-static void run_words(const Job& job, int64_t begin, int64_t end, int64_t first, int64_t last) {
-  if (job.unit != 1) return (job.bits <= 11 ? run_with<BYTES, 11, 0> : run_with<BYTES, 15, 0>)(job, begin, end, first, last);
+static void run_words(const Job& job, int64_t place, int64_t first, int64_t last) {
+  if (job.unit != 1) return (job.bits <= 11 ? run_with<BYTES, 11, 0> : run_with<BYTES, 15, 0>)(job, place, first, last);
   switch (job.bits) {
-    case 6: return run_with<BYTES, 6, 1>(job, begin, end, first, last);
-    case 8: return run_with<BYTES, 8, 1>(job, begin, end, first, last);
-    case 9: return run_with<BYTES, 9, 1>(job, begin, end, first, last);
-    case 10: return run_with<BYTES, 10, 1>(job, begin, end, first, last);
-    case 11: return run_with<BYTES, 11, 1>(job, begin, end, first, last);
-    case 12: return run_with<BYTES, 12, 1>(job, begin, end, first, last);
-    case 13: return run_with<BYTES, 13, 1>(job, begin, end, first, last);
-    default: return run_with<BYTES, 15, 1>(job, begin, end, first, last);
+    case 6: return run_with<BYTES, 6, 1>(job, place, first, last);
+    case 8: return run_with<BYTES, 8, 1>(job, place, first, last);
+    case 9: return run_with<BYTES, 9, 1>(job, place, first, last);
+    case 10: return run_with<BYTES, 10, 1>(job, place, first, last);
+    case 11: return run_with<BYTES, 11, 1>(job, place, first, last);
+    case 12: return run_with<BYTES, 12, 1>(job, place, first, last);
+    case 13: return run_with<BYTES, 13, 1>(job, place, first, last);
+    default: return run_with<BYTES, 15, 1>(job, place, first, last);
   }
 }

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mptify.errors import MptifyError
 from mptify.runtime.geometry import CLASSES, Geometry, Layout, fits
-from mptify.runtime.planes import Bits, Kernel, Numbers, Value, row_bytes, stride_of
+from mptify.runtime.planes import Bits, Kernel, Layer, Numbers, Value, row_bytes, stride_of
 
 __all__ = ["BitslicedConv", "Tables", "fault_in_lists", "fault_in_thresholds", "in_lists", "survivors"]
 
@@ -45,7 +45,7 @@ def in_lists(filters: int, f: np.ndarray, positive: np.ndarray, *keys: np.ndarra
     return order, torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
 
-class BitslicedConv(Kernel):
+class BitslicedConv(Layer):
     """Signs of thresholded sums, or the sums themselves. `weight` is M ⊙ B: -1, 0 or 1.
 
     `thresholds` [sets][filters]: an output is +1 where its sum reaches its filter's. With two sets, the second holds where the
@@ -105,7 +105,7 @@ class BitslicedConv(Kernel):
         size = tables.geometry.out_size
         fields: dict[str, Any] = {"filters": self.filters, "in_": place, "one": tables.put(to)}
         if self.thresholds is None:
-            return to.add("sums", Numbers.in_order(self.filters, *size, tokens=bits.tokens), **fields)
+            return to.add("sums", Numbers.in_order(self.filters, *size, tokens=bits.tokens), **fields, **self.scales(to))
         made = Bits(self.filters, *size, bits.tokens)
         if shortcut and shortcut[0].form != made:
             raise MptifyError(f"A packed layer makes {made}, and its shortcut is {shortcut[0].form}.")
@@ -134,7 +134,7 @@ class BitslicedConv(Kernel):
             return "its survivors lie in channels that their filters do not see"
         if _longest(self.starts) > self.most_kept:
             return "it has more survivors than it says"
-        return fault_in_thresholds(self.thresholds, self.filters)
+        return fault_in_thresholds(self.thresholds, self.filters) or self.fault_in_scales(self.filters)
 
     def _survivors(self) -> tuple[np.ndarray, ...]:
         """Filter, input channel, row and column of each survivor, and whether it is positive."""
@@ -152,7 +152,9 @@ class BitslicedConv(Kernel):
         f, channel, kh, kw, positive = self._survivors()
         weight = np.zeros((self.filters, self.geometry.channels, *self.geometry.kernel), np.int8)
         weight[f, channel, kh, kw] = np.where(positive, 1, -1)
-        return WindowConv(torch.from_numpy(weight), self.thresholds, self.geometry)
+        counted = WindowConv(torch.from_numpy(weight), self.thresholds, self.geometry)
+        counted.scale_(self.gain, self.offset)
+        return counted
 
     def index_for(self, geometry: Geometry, layout: Layout) -> Tensor:
         """The offsets of the survivors' planes, on images of another size or in another layout."""

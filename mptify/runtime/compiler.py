@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from mptify.applying import along
 from mptify.errors import MptifyError
 from mptify.layers import Ticketed
 from mptify.norms import Sign
@@ -24,7 +23,7 @@ from mptify.runtime.linear import PopcountLinear
 from mptify.runtime.means import MeanLinear
 from mptify.runtime.parts import pack_parts, propagate
 from mptify.runtime.pixels import PixelConv
-from mptify.runtime.planes import LAYOUTS, Concat, Flatten, Kernel, Pack, Unpack
+from mptify.runtime.planes import LAYOUTS, Concat, Flatten, Kernel, Layer, Pack, Unpack
 from mptify.runtime.pooling import Pool
 from mptify.runtime.tails import Tail, Tails, is_concat, is_plain_pool, is_through, module_of
 from mptify.runtime.windows import WindowConv
@@ -185,7 +184,9 @@ class _Compiler:
         if self.given is not None and made is not None:
             kernel, pool = made
             suits = isinstance(kernel, kinds) and isinstance(pool, (Pool, type(None)))
-            if not suits or (isinstance(kernel, JoinedConv) or kernel.thresholds is not None) != signs:
+            if suits and isinstance(kernel, Layer):  # signs have thresholds, numbers a gain
+                suits = (kernel.thresholds is not None, kernel.gain is None) == (signs, signs)
+            if not suits:
                 raise KeyError(f"a {type(kernel).__name__} stands where none belongs")
 
     def pack_head(self, node: fx.Node) -> bool:
@@ -212,10 +213,11 @@ class _Compiler:
         self.finish(branch, made[0], self.planes_of(branch.source, branch.layout))
         return True
 
-    def finish(self, branch: Any, kernel: Kernel, planes: fx.Node) -> None:
-        """A kernel's sums, and what makes numbers of them."""
-        sums = self.call(branch.node, kernel, planes, name="sums")
-        self.floats[branch.node] = self.call(branch.node, _Finish(branch.layer), sums, name="finish")
+    def finish(self, branch: Any, kernel: Any, planes: fx.Node) -> None:
+        """A kernel that gives what the layer does."""
+        if self.given is None:
+            kernel.scale_(branch.layer.gain, branch.layer.offset)
+        self.floats[branch.node] = self.call(branch.node, kernel, planes, name="sums")
 
     # -- values --------------------------------------------------------------------------------------------------------------------
 
@@ -266,19 +268,3 @@ def _put(root: nn.Module, path: str, value: Any) -> None:
         root.register_buffer(name, value)
     else:
         setattr(root, name, value)
-
-
-class _Finish(nn.Module):
-    """Gain and offset, without the layer that they belong to. In place: nobody else reads the sums."""
-
-    gain: Tensor
-    offset: Tensor | None
-
-    def __init__(self, layer: Any):
-        super().__init__()
-        self.register_buffer("gain", layer.gain.detach())
-        self.register_buffer("offset", None if layer.offset is None else along(layer.offset.detach(), layer))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.mul_(self.gain)
-        return x if self.offset is None else x.add_(self.offset)

@@ -41,14 +41,15 @@ class Crew {
 
     Crew& crew_;
     const uint64_t step_;
-    const int64_t count_;
+    const int64_t count_, least_;
     const int place_;
     int ahead_ = 0;  // whose parts are looked at: the thread's that many places further
     int64_t begin_ = 0, end_ = 0;
     bool fresh_ = true;  // were claimed, and not given away yet
     int64_t claimed_ = 0;
 
-    Parts(Crew& crew, uint64_t step, int place) : crew_(crew), step_(step >> 32), count_((int64_t)(step & 0xffffffff)), place_(place) {}
+    Parts(Crew& crew, uint64_t step, uint32_t least, int place)
+        : crew_(crew), step_(step >> 32), count_((int64_t)(step & 0xffffffff)), least_(least), place_(place) {}
 
     bool claim() {
       for (; ahead_ < crew_.threads; ahead_++) {
@@ -58,7 +59,7 @@ class Crew {
         for (uint64_t seen = taken.load(std::memory_order_acquire);;) {
           const uint64_t step = seen >> 32;
           const int64_t before = step == step_ ? (int64_t)(seen & 0xffffffff) : 0;  // of an earlier step: none was taken yet
-          if (step > step_ || before >= all) break;
+          if (step > step_ || before >= all || (ahead_ && all - before < least_)) break;
           const int64_t some = std::max<int64_t>(1, (all - before) / 4);
           const uint64_t now = step_ << 32 | (uint64_t)(before + some);
           if (!taken.compare_exchange_weak(seen, now, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
@@ -81,11 +82,13 @@ class Crew {
     });
   }
 
-  // work(parts) on each thread that comes in time, which together get `count` parts; for whoever is in `work`.
+  // work(parts) on each thread that comes in time, which together get `count` parts; for whoever is in `work`. Of a thread's own parts
+  // others take some only while `least` are left.
   template <class Work>
-  void share(uint32_t count, const Work& work) {
+  void share(uint32_t count, uint32_t least, const Work& work) {
     call_.store([](const void* some, Parts& parts) { (*(const Work*)some)(parts); }, std::memory_order_relaxed);
     work_.store(&work, std::memory_order_relaxed);
+    least_.store(least, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
     const uint64_t step = ((step_.load(std::memory_order_relaxed) >> 32) + 1) << 32 | count;
     step_.store(step, std::memory_order_release);
@@ -104,15 +107,16 @@ class Crew {
   alignas(64) std::atomic<uint64_t> step_{0};  // its number (32 bits) and its parts (32)
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> work_{nullptr};
+  std::atomic<uint32_t> least_{1};
   std::atomic<bool> ended_{false};
   alignas(64) std::atomic<uint32_t> done_{0};  // parts; each thread adds its own when it finds no more of them
 
-  // What a thread gets of a step. `call_` and `work_` were written before `step_` named the step, and are written again only when all
+  // What a thread gets of a step. `call_`, `work_` and `least_` were written before `step_` named the step, and are written again only when all
   // its parts are done: who gets a part has read what belongs to it, and keeps it until the work on it has returned.
   void take(uint64_t step, int place) {
     const Call call = call_.load(std::memory_order_relaxed);
     const void* work = work_.load(std::memory_order_relaxed);
-    Parts parts(*this, step, place);
+    Parts parts(*this, step, least_.load(std::memory_order_relaxed), place);
     if (!parts.claim()) return;
     call(work, parts);
     done_.fetch_add((uint32_t)parts.claimed_, std::memory_order_acq_rel);

@@ -25,9 +25,10 @@ _KINDS: dict[str, type[Kernel]] = {
 }
 _PARTS = {"JoinedConv": ("one", "other")}
 _BUFFERS = {
-    "BitslicedConv": ("index", "starts", "flipped", "thresholds"), "JoinedConv": ("least",), "MeanLinear": ("index", "starts"),
-    "PixelConv": ("taps", "starts", "thresholds", "falling"),
-    "PopcountLinear": ("weights", "kept", "thresholds"), "WindowConv": ("weights", "thresholds"), "Pool": ("falling",),
+    "BitslicedConv": ("index", "starts", "flipped", "thresholds", "gain", "offset"), "JoinedConv": ("least",),
+    "MeanLinear": ("index", "starts", "gain", "offset"), "PixelConv": ("taps", "starts", "thresholds", "falling"),
+    "PopcountLinear": ("weights", "kept", "thresholds", "gain", "offset"),
+    "WindowConv": ("weights", "thresholds", "gain", "offset"), "Pool": ("falling",),
 }  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def restore(description: Any, tensors: Mapping[str, Tensor], name: str) -> Kerne
             raise ValueError(f"{name}: its parts are no layers")
         setattr(kernel, part, child)
     for buffer in _BUFFERS[kind]:
-        optional = kind != "PixelConv" and buffer in ("thresholds", "falling")
+        optional = kind != "PixelConv" and buffer in ("thresholds", "falling", "gain", "offset")
         if f"{name}.{buffer}" not in tensors and not optional:
             raise ValueError(f"{name}: has no {buffer}")
         kernel.register_buffer(buffer, tensors.get(f"{name}.{buffer}"))

@@ -9,7 +9,7 @@ from mptify.native.build import open_library
 
 __all__ = ["EDITION", "KINDS", "Layer", "Shape", "Step", "cpu_names", "library", "word_bytes"]
 
-EDITION = 12
+EDITION = 13
 
 KINDS = (
     "conv",
@@ -55,11 +55,11 @@ class Layer(ctypes.Structure):
 class Step(ctypes.Structure):
     """One step of a program; the fields are explained in steps.h."""
 
-    ARRAYS = ("in_", "second", "out", "table", "thresholds", "falling")
+    ARRAYS = ("in_", "second", "out", "table", "thresholds", "falling", "gain", "offset")
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("kind", "filters", "in_", "second", "out")],
         ("one", Layer), ("other", Layer),
-        *[(name, ctypes.c_int64) for name in ("table", "thresholds", "falling", "span", "length")],
+        *[(name, ctypes.c_int64) for name in ("table", "thresholds", "falling", "gain", "offset", "span", "length")],
         ("steps", ctypes.c_int64 * 3),
     ]  # fmt: skip
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError
-from mptify.runtime.planes import Bits, Kernel, Numbers, Value, row_bytes
+from mptify.runtime.planes import Bits, Layer, Numbers, Value, row_bytes
 
 __all__ = ["PopcountLinear"]
 
 
-class PopcountLinear(Kernel):
+class PopcountLinear(Layer):
     """The sums of a binary layer that sees one pixel: kept - 2 · popcount(mask & (input ^ sign)). `weight` is M ⊙ B: -1, 0 or 1.
 
     With `thresholds` [filters], signs: +1 where a sum reaches its filter's.
@@ -43,7 +43,7 @@ class PopcountLinear(Kernel):
             return "its weights are no masks and signs"
         least = self.thresholds
         wrong = least is not None and (least.dtype != torch.float32 or least.shape != self.kept.shape)
-        return "its thresholds are not one per filter" if wrong else None
+        return "its thresholds are not one per filter" if wrong else self.fault_in_scales(len(self.kept))
 
     def plan(self, to: Any, *inputs: Value) -> Value:
         ((bits, place),) = inputs
@@ -53,6 +53,6 @@ class PopcountLinear(Kernel):
         one = {"index": to.constant(self.weights), "starts": to.constant(self.kept)}
         fields: dict[str, Any] = {"filters": filters, "in_": place, "length": row}
         if self.thresholds is None:
-            return to.add("popcount", Numbers.in_order(filters), one=one, **fields)
+            return to.add("popcount", Numbers.in_order(filters), one=one, **fields, **self.scales(to))
         one["scratch"] = to.scratch(4 * filters)
         return to.add("popcount", Bits.of_vector(filters), one=one, thresholds=to.constant(self.thresholds), **fields)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mptify.errors import MptifyError
 from mptify.runtime.bitsliced import fault_in_lists, in_lists
-from mptify.runtime.planes import Bits, Kernel, Numbers, Value
+from mptify.runtime.planes import Bits, Layer, Numbers, Value
 
 __all__ = ["MeanLinear", "reads_few_enough"]
 
@@ -22,7 +22,7 @@ def reads_few_enough(inputs: int, pixels: int) -> bool:
     return inputs <= _MOST_INPUTS and inputs * pixels < 1 << 31
 
 
-class MeanLinear(Kernel):
+class MeanLinear(Layer):
     """Weights of ±1 on the mean of each plane: M ⊙ B · mean(x). `weight` is M ⊙ B: -1, 0 or 1.
 
     Sums of ±1 are integers, and so are sums of these: they are divided by the pixels once, at the end. The float path divides first,
@@ -47,7 +47,8 @@ class MeanLinear(Kernel):
     def fault(self) -> str | None:
         if self.index.dtype != torch.uint16 or self.index.dim() != 1 or (self.index.numpy() >= self.inputs).any():
             return "its survivors lie outside of the image"
-        return fault_in_lists(self.starts, (len(self.starts) - 1) // 2, len(self.index))
+        filters = (len(self.starts) - 1) // 2
+        return fault_in_lists(self.starts, filters, len(self.index)) or self.fault_in_scales(filters)
 
     def plan(self, to: Any, *inputs: Value) -> Value:
         ((bits, place),) = inputs
@@ -60,4 +61,4 @@ class MeanLinear(Kernel):
             "shape": bits.shape, "in_stride": bits.stride, "index": to.constant(self.index), "starts": to.constant(self.starts),
             "scratch": to.scratch(4 * bits.channels),
         }  # fmt: skip
-        return to.add("means", Numbers.in_order(filters), filters=filters, in_=place, one=one)
+        return to.add("means", Numbers.in_order(filters), filters=filters, in_=place, one=one, **self.scales(to))

@@ -22,10 +22,10 @@
 
 namespace {
 
-// Words from byte `begin` to byte `end` of the planes, which lie in one strip, for filters [first, last).
+// The word at byte `place` of the planes, for filters [first, last).
 struct Width {
   int64_t bytes;
-  void (*run)(const Job&, int64_t begin, int64_t end, int64_t first, int64_t last);
+  void (*run)(const Job&, int64_t place, int64_t first, int64_t last);
 };
 
 struct Cpu {
@@ -91,18 +91,18 @@ const std::vector<Cpu>& cpus() {  // the best that this machine has comes last
   return found;
 }
 
-// run(width, begin, end) for the words from byte `begin` to byte `end` of planes, in a strip of `strip` bytes: as many of the widest as
-// fit, and the rest in the narrowest that holds it.
-template <class Each>
-void for_words(const Cpu& cpu, int64_t begin, int64_t end, int64_t strip, const Each& run) {
+// The widest words that strips of `strip` bytes can be cut into.
+const Width& widest_in(const Cpu& cpu, int64_t strip) {
   const Width* widest = &cpu.widths.front();
   while (widest->bytes > strip) widest++;
-  const int64_t whole = begin + (end - begin) / widest->bytes * widest->bytes;
-  if (begin < whole) run(*widest, begin, whole);
-  if (whole == end) return;
-  const Width* rest = &cpu.widths.back();
-  while (rest->bytes < end - whole) rest--;
-  run(*rest, whole, end);
+  return *widest;
+}
+
+// The narrowest that holds `bytes` bytes.
+const Width& narrowest_for(const Cpu& cpu, int64_t bytes) {
+  const Width* narrowest = &cpu.widths.back();
+  while (narrowest->bytes < bytes) narrowest--;
+  return *narrowest;
 }
 
 const Cpu& cpu_of(int which) { return which < 0 ? cpus().back() : cpus()[which]; }
@@ -128,21 +128,22 @@ class Ranges {
 constexpr int64_t PARTS = 64;  // per thread, which takes several of them at a time
 
 // work(ranges) on each thread, for parts of [0, count), none of them shorter than `grain`: more than threads, since one may be held up.
+// `least`: see Crew::share.
 template <class Work>
-void in_ranges(int64_t count, Crew& crew, int64_t grain, const Work& work) {
+void in_ranges(int64_t count, Crew& crew, int64_t grain, uint32_t least, const Work& work) {
   const int64_t all = std::max<int64_t>(1, std::min<int64_t>(crew.threads > 1 ? PARTS * crew.threads : 1, count / grain));
   const auto of = [&](Crew::Parts* parts) {
     Ranges ranges(parts, count, all);
     work(ranges);
   };
   if (all == 1) return of(nullptr);
-  crew.share((uint32_t)all, [&](Crew::Parts& parts) { of(&parts); });
+  crew.share((uint32_t)all, least, [&](Crew::Parts& parts) { of(&parts); });
 }
 
 // The same where threads need nothing of their own: work(begin, end) for each part.
 template <class Work>
 void in_parts(int64_t count, Crew& crew, int64_t grain, const Work& work) {
-  in_ranges(count, crew, grain, [&](Ranges& ranges) {
+  in_ranges(count, crew, grain, 1, [&](Ranges& ranges) {
     for (int64_t begin, end; ranges.next(begin, end);) work(begin, end);
   });
 }
@@ -153,7 +154,7 @@ void in_parts(int64_t count, Crew& crew, int64_t grain, const Work& work) {
 
 extern "C" {
 
-int mptify_packed_edition() { return 12; }
+int mptify_packed_edition() { return 13; }
 
 int mptify_packed_cpus() { return (int)cpus().size(); }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from mptify.errors import MptifyError
@@ -17,6 +18,7 @@ __all__ = [
     "Concat",
     "Flatten",
     "Kernel",
+    "Layer",
     "Numbers",
     "Pack",
     "Place",
@@ -120,6 +122,32 @@ class Kernel(nn.Module):
 
     def plan(self, to: Any, *inputs: Value) -> Value:
         raise NotImplementedError  # what a subclass is for
+
+
+class Layer(Kernel):
+    """A layer: signs, or its output, which is its sums, times `gain`, plus each filter's `offset`, as far as it has them."""
+
+    thresholds: Tensor | None
+    gain: Tensor | None
+    offset: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale_(None, None)
+
+    def scale_(self, gain: Tensor | None, offset: Tensor | None) -> None:
+        self.register_buffer("gain", None if gain is None else gain.detach())
+        self.register_buffer("offset", None if offset is None else offset.detach())
+
+    def scales(self, to: Any) -> dict[str, Place]:
+        """Gain and offset, put into a plan: what a step that makes numbers needs of them."""
+        found = {"gain": self.gain, "offset": self.offset}
+        return {name: to.constant(one.contiguous()) for name, one in found.items() if one is not None}
+
+    def fault_in_scales(self, filters: int) -> str | None:
+        fits_gain = self.gain is None or (self.gain.dtype == torch.float32 and self.gain.numel() == 1)
+        fits_offset = self.offset is None or (self.offset.dtype == torch.float32 and tuple(self.offset.shape) == (filters,))
+        return None if fits_gain and fits_offset else "its gain is not one number, or its offsets are not one per filter"
 
 
 class Pack(Kernel):

@@ -19,12 +19,12 @@ struct Step {
   int64_t kind, filters;
   int64_t in, second, out;  // arrays; the second input is a shortcut, or what the other of two layers sees
   Layer one, other;
-  int64_t table, thresholds, falling;  // arrays
+  int64_t table, thresholds, falling, gain, offset;  // arrays
   int64_t span, length;  // of a copy, `span` is where in the output it begins, and `length` its bytes
   int64_t steps[3];  // from a channel, row and column of numbers to the next
 };
 
-struct Arrays {
+struct Arrays {  // of one image
   uint8_t* const* places;
   const int64_t* strides;
   int64_t image;
@@ -32,6 +32,25 @@ struct Arrays {
   template <class Type>
   Type* at(int64_t array) const {
     return array < 0 ? nullptr : (Type*)(places[array] + image * strides[array]);
+  }
+};
+
+}  // namespace
+
+namespace {
+
+// From a layer's sums to its output, rounded twice, as torch does it.
+struct Output {
+  const float gain;
+  const float* const offset;  // [filters], or null
+
+  Output(const Step& step, const Arrays& arrays) : gain(step.gain < 0 ? 1 : *arrays.at<float>(step.gain)), offset(arrays.at<float>(step.offset)) {}
+
+  float of(float sum, int64_t f) const { return sum * gain + (offset ? offset[f] : 0); }
+
+  template <class Sum>
+  void put(const Sum* sums, int64_t f, int64_t count, float* out) const {
+    for (int64_t i = 0; i < count; i++) out[i] = of((float)sums[i], f);
   }
 };
 
@@ -88,7 +107,11 @@ void run_popcount(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& 
   const float* thresholds = arrays.at<float>(step.thresholds);
   const Popcount job = {arrays.at<uint8_t>(step.in), arrays.at<uint8_t>(step.one.index), arrays.at<int32_t>(step.one.starts),
                         arrays.at<float>(thresholds ? step.one.scratch : step.out), step.length};
-  in_parts(step.filters, crew, 64, [&](int64_t begin, int64_t end) { cpu.popcount(job, begin, end); });
+  const Output output(step, arrays);
+  in_parts(step.filters, crew, 64, [&](int64_t begin, int64_t end) {
+    cpu.popcount(job, begin, end);
+    for (int64_t f = begin; f < end && thresholds == nullptr; f++) job.out[f] = output.of(job.out[f], f);
+  });
   if (thresholds == nullptr) return;
   uint8_t* bits = arrays.at<uint8_t>(step.out);
   std::memset(bits, 0, (size_t)(step.filters + 7) / 8);
@@ -122,9 +145,12 @@ void run_means(const Step& step, const Arrays& arrays, Crew& crew) {
     for (; begin < end; begin++) four[0] += sums[index[begin]];
     return four[0] + four[1] + four[2] + four[3];
   };
+  const Output output(step, arrays);
   in_parts(step.filters, crew, 64, [&](int64_t first, int64_t last_filter) {
-    for (int64_t f = first; f < last_filter; f++)
-      out[f] = (float)((total(starts[2 * f + 1], starts[2 * f + 2]) - total(starts[2 * f], starts[2 * f + 1])) / (double)pixels);
+    for (int64_t f = first; f < last_filter; f++) {
+      const int32_t sum = total(starts[2 * f + 1], starts[2 * f + 2]) - total(starts[2 * f], starts[2 * f + 1]);
+      out[f] = output.of((float)(sum / (double)pixels), f);
+    }
   });
 }
 
@@ -157,6 +183,7 @@ void run_windows(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& c
   }
   const Windows job = {windows, arrays.at<uint8_t>(layer.index), arrays.at<int32_t>(layer.bias), arrays.at<uint8_t>(layer.present),
                        pixels, window, taps * bytes, layer.classes};
+  const Output output(step, arrays);
   const int32_t* thresholds = arrays.at<int32_t>(step.thresholds);
   const uint8_t* shortcut = arrays.at<uint8_t>(step.second);
   in_parts(step.filters, crew, 4, [&](int64_t first, int64_t last) {
@@ -164,8 +191,7 @@ void run_windows(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& c
     for (int64_t f = first; f < last; f++) {
       cpu.sums_of_windows(job, f, sums.data());
       if (thresholds == nullptr) {
-        float* out = arrays.at<float>(step.out) + f * pixels;
-        for (int64_t p = 0; p < pixels; p++) out[p] = (float)sums[p];
+        output.put(sums.data(), f, pixels, arrays.at<float>(step.out) + f * pixels);
         continue;
       }
       uint8_t* out = arrays.at<uint8_t>(step.out) + f * layer.stride;

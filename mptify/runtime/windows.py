@@ -16,7 +16,7 @@ from torch import Tensor
 from mptify.errors import MptifyError
 from mptify.runtime.bitsliced import fault_in_thresholds
 from mptify.runtime.geometry import Geometry
-from mptify.runtime.planes import Bits, Kernel, Numbers, Value
+from mptify.runtime.planes import Bits, Layer, Numbers, Value
 
 __all__ = ["WindowConv", "can_count", "is_faster"]
 
@@ -40,7 +40,7 @@ def is_faster(geometry: Geometry, filters: int, survivors: int) -> bool:
     return filters * pixels * (_WINDOW + blocks * _BLOCK) < survivors * words * _WORD
 
 
-class WindowConv(Kernel):
+class WindowConv(Layer):
     """Signs of thresholded sums, or the sums themselves; `thresholds` as in a `BitslicedConv`. `weight` is M ⊙ B, without groups."""
 
     SETTINGS = ("filters", "geometry", "weight_count", "survivor_count", "weight_bytes")
@@ -62,7 +62,7 @@ class WindowConv(Kernel):
         row = math.prod(geometry.kernel) * -(-geometry.channels // 8)
         if not _few_kinds(geometry) or self.weights.dtype != torch.uint8 or tuple(self.weights.shape) != (self.filters, 2, row):
             return "its weights are no masks and signs"
-        return fault_in_thresholds(self.thresholds, self.filters)
+        return fault_in_thresholds(self.thresholds, self.filters) or self.fault_in_scales(self.filters)
 
     def plan(self, to: Any, *inputs: Value) -> Value:
         (bits, place), *shortcut = inputs
@@ -84,7 +84,7 @@ class WindowConv(Kernel):
         }  # fmt: skip
         fields: dict[str, Any] = {"filters": self.filters, "in_": place, "one": one}
         if self.thresholds is None:
-            return to.add("windows", Numbers.in_order(self.filters, *geometry.out_size, tokens=bits.tokens), **fields)
+            return to.add("windows", Numbers.in_order(self.filters, *geometry.out_size, tokens=bits.tokens), **fields, **self.scales(to))
         fields |= {"second": shortcut[0].place} if shortcut else {}
         return to.add("windows", made, thresholds=to.constant(self.thresholds), **fields)
 

@@ -39,7 +39,7 @@ from mptify.ticket.format import (
 __all__ = ["PackedFile", "is_packed", "open_packed", "packed_bytes", "program_in"]
 
 KEY = "mptify_packed"
-VERSION = 2
+VERSION = 3
 _KEYS = {"version", "architecture", "spec", "dtype", "notes", "input", "parameters", "kernels", "shapes", "kept", "sha256"}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 REPLAY = Path(__file__).with_name("replay.cpp")
-FLAGS = ["-std=c++17", "-pthread", "-Wno-psabi", "-Wno-unknown-pragmas"]
+FLAGS = ["-std=c++17", "-pthread", "-ffp-contract=off", "-Wno-psabi", "-Wno-unknown-pragmas"]
 
 
 def build(compiler, folder, *flags):

@@ -36,10 +36,15 @@ def test_a_network_is_measured_step_by_step(one_image):
     kernels = {node["name"]: node["kernel"] for node in found["nodes"]}
     assert "first layer" in kernels.values()
     assert "bit-sliced" in kernels.values()
-    assert 0 < found["float_share"] < 1
+    assert found["float_share"] == 0  # from pixels to logits, all of it is packed
     assert min(found[name] for name in ("packed", "eager", "channels_last")) > 0
     assert found["speedup"] is None
     assert found["survivors"] == pytest.approx(0.1 * found["weights"], rel=0.01)
+
+
+def test_what_torch_still_does_is_counted(one_image):
+    found = measured("inference", "timm:test_vit", "--prune", "0.9")
+    assert 0 < found["float_share"] < 1
 
 
 def test_several_threads_are_compared_with_one(one_image):

@@ -110,6 +110,29 @@ def test_random_layers_agree_bit_for_bit(seed, which_cpu, monkeypatch):
         assert torch.equal(through(plain, images, which_cpu=which_cpu), sums), geometry
 
 
+@pytest.mark.parametrize("offset", [False, True])
+@pytest.mark.parametrize("which_cpu", CPUS)
+def test_gains_and_offsets_are_rounded_as_torch_does_it(which_cpu, offset):
+    """Of each kernel that makes numbers: a product is rounded before the offset is added."""
+    torch.manual_seed(3)
+    gain, offsets = torch.rand(()) / 3, torch.randn(21) if offset else None
+    images, weight = signs(2, 16, 9, 11), ternary(21, 16, 3, 3, kept=0.4)
+    sums, geometry = F.conv2d(images, weight, padding=1), Geometry(16, (9, 11), (3, 3), padding=(1, 1))
+    vectors, flat = signs(2, 300), ternary(21, 300, kept=0.4)
+    means, head = images.mean((2, 3), dtype=torch.float64), ternary(21, 16, kept=0.4)
+    for kernel, given, expected, layout in (
+        (BitslicedConv(weight.to(torch.int8), None, geometry), images, sums, "channels"),
+        (WindowConv(weight.to(torch.int8), None, geometry), images, sums, "channels"),
+        (PopcountLinear(flat.to(torch.int8)), vectors, vectors @ flat.T, "vectors"),
+        (MeanLinear(head.to(torch.int8)), images, (means @ head.T.double()).float(), "channels"),
+    ):
+        kernel.scale_(gain, offsets)
+        expected = expected * gain
+        if offsets is not None:
+            expected = expected + (offsets.view(-1, 1, 1) if expected.dim() == 4 else offsets)
+        assert torch.equal(through(kernel, given, layout=layout, which_cpu=which_cpu), expected), type(kernel).__name__
+
+
 @pytest.mark.parametrize("which_cpu", CPUS)
 @pytest.mark.parametrize("seed", range(6))
 def test_two_layers_added_agree_bit_for_bit(seed, which_cpu, monkeypatch):

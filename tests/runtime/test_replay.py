@@ -27,6 +27,13 @@ from tests.runtime.test_kernels import chain_of, lay_out_somehow, random_layer, 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")]
 
 
+def scaled(layer):
+    """With a gain, and offsets for as many filters as it has, or none."""
+    filters = len(layer.starts) // 2 if hasattr(layer, "starts") else len(layer.weights)
+    layer.scale_(torch.rand(()), random.choice([None, torch.randn(filters)]))
+    return layer
+
+
 def random_chains():
     """One of each kind of kernel, with what they are to read."""
     while True:
@@ -38,10 +45,10 @@ def random_chains():
     thresholds = torch.randint(-9, 10, (2, len(weight)))
     yield chain_of(BitslicedConv(whole, thresholds[:1], geometry), 1), (images,)
     yield chain_of(BitslicedConv(whole, thresholds, geometry), 2), (images, signs(*sums.shape))
-    yield chain_of(BitslicedConv(whole, None, geometry), 1), (images,)
+    yield chain_of(scaled(BitslicedConv(whole, None, geometry)), 1), (images,)
     if weight.shape[1] == geometry.channels:
         yield chain_of(WindowConv(whole, thresholds, geometry), 2), (images, signs(*sums.shape))
-        yield chain_of(WindowConv(whole, None, geometry), 1), (images,)
+        yield chain_of(scaled(WindowConv(whole, None, geometry)), 1), (images,)
     theirs, others = ternary(len(weight), 5, 1, 1, kept=0.5).to(torch.int8), signs(len(images), 5, *sums.shape[2:])
     other = BitslicedConv(theirs, None, Geometry(5, tuple(others.shape[2:]), (1, 1)))
     least = torch.randint(-kept, kept + 2, (len(weight), 2 * int((theirs != 0).flatten(1).sum(1).max()) + 1))
@@ -50,9 +57,13 @@ def random_chains():
     yield chain_of(PixelConv(whole, found, geometry), 1, layout=None), (torch.randint(-16, 17, images.shape) / 8,)
     inputs = random.choice([1, 7, 31, 256, 300, 9000])
     for least in (None, torch.randint(-9, 10, (70,))):
-        yield chain_of(PopcountLinear(ternary(70, inputs, kept=0.4).to(torch.int8), least), 1, layout="vectors"), (signs(2, inputs),)
+        linear = PopcountLinear(ternary(70, inputs, kept=0.4).to(torch.int8), least)
+        yield chain_of(linear if least is not None else scaled(linear), 1, layout="vectors"), (signs(2, inputs),)
     yield chain_of(Flatten(), 1), (signs(2, random.randint(1, 5), random.randint(1, 9), random.randint(1, 70)),)
-    yield chain_of(MeanLinear(ternary(70, 13, kept=0.4).to(torch.int8)), 1), (signs(2, 13, random.randint(1, 9), random.randint(1, 70)),)
+    yield (
+        chain_of(scaled(MeanLinear(ternary(70, 13, kept=0.4).to(torch.int8))), 1),
+        (signs(2, 13, random.randint(1, 9), random.randint(1, 70)),),
+    )
     pool = nn.MaxPool2d(random.randint(1, 3), random.randint(1, 3))
     yield (
         chain_of(Pool(pool, (torch.rand(4) < 0.5).to(torch.uint8)), 1),
