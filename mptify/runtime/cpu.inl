@@ -4,10 +4,11 @@
 #include "pixels.inl"
 #include "popcount.inl"
 #include "strips.inl"
+#include "pools.inl"
 #include "sums.inl"
 
 static Cpu kernels(const char* name) {
-  Cpu cpu = {name, run_pixels, run_popcount, expand, numbers_of, compare_sums, sums_of_windows, {}};
+  Cpu cpu = {name, run_pixels, run_popcount, expand, pool_short, numbers_of, compare_sums, sums_of_windows, {}};
 #if CPU_BYTES >= 64
   cpu.widths.push_back({64, run_words<64>});
 #endif

@@ -68,6 +68,21 @@ struct Windows {
   int64_t pixels, step, bytes, class_count;
 };
 
+// A max-pool on one image.
+struct Pooling {
+  const uint8_t* planes;   // [channels], `in_stride` bytes apart
+  const uint8_t* falling;  // [channels]: those of which the smallest is wanted; or null
+  uint8_t* out;            // [channels], `stride` bytes apart
+  const Shape* shape;
+  int64_t in_stride, stride;
+
+  // Whether four channels at a time can be done.
+  bool is_short() const {
+    return shape->pad_w + shape->width <= 128 && shape->pad_w < 64 && (shape->kernel_w - 1) * shape->dilation_w < 64 && shape->stride_w <= 2 &&
+           shape->out_width <= 64;
+  }
+};
+
 // A convolution's image, from which `expand` makes planes, strip by strip.
 struct Conv {
   const uint8_t* image;

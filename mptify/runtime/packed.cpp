@@ -33,6 +33,7 @@ struct Cpu {
   void (*pixels)(const Pixels&, int64_t begin, int64_t end);
   void (*popcount)(const Popcount&, int64_t first, int64_t last);
   void (*expand)(const Conv&, int64_t strip, int64_t begin, int64_t end, uint8_t* planes);  // channels [begin, end)
+  void (*pool_short)(const Pooling&, int64_t begin, int64_t end);
   void (*numbers_of)(const uint8_t* counters, int64_t bytes, int bits, int16_t* numbers);
   void (*compare_sums)(
       const int16_t* ones, const int16_t* others, const int16_t* table, int16_t most, int64_t bytes, int16_t* least, uint8_t* out);

@@ -255,17 +255,17 @@ void run_unpack(const Step& step, const Arrays& arrays, Crew& crew) {
 }
 
 // Largest value in each window, of planes that are thresholds of falling functions (`falling`) the smallest.
-void run_pool(const Step& step, const Arrays& arrays, Crew& crew) {
+void run_pool(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew) {
   const Shape& shape = step.one.shape;
-  const uint8_t *planes = arrays.at<uint8_t>(step.in), *falling = arrays.at<uint8_t>(step.falling);
-  uint8_t* out = arrays.at<uint8_t>(step.out);
+  const Pooling job = {arrays.at<uint8_t>(step.in), arrays.at<uint8_t>(step.falling), arrays.at<uint8_t>(step.out), &shape,
+                       step.one.in_stride, step.one.stride};
   const auto pool_row = [&](PaddedRow& most, int64_t channel, int64_t y) {
-    const uint64_t turned = falling && falling[channel] ? ~0ull : 0;  // min is not max of not
+    const uint64_t turned = job.falling && job.falling[channel] ? ~0ull : 0;  // min is not max of not
     bool first = true;
     for (int64_t kh = 0; kh < shape.kernel_h; kh++) {
       const int64_t from = y * shape.stride_h + kh * shape.dilation_h - shape.pad_h;
       if (from < 0 || from >= shape.height) continue;
-      most.take(planes + channel * step.one.in_stride + from * shape.in_bytes, [&](uint64_t before, uint64_t bits) {
+      most.take(job.planes + channel * job.in_stride + from * shape.in_bytes, [&](uint64_t before, uint64_t bits) {
         return (first ? 0 : before) | (bits ^ turned);
       });
       first = false;
@@ -278,10 +278,11 @@ void run_pool(const Step& step, const Arrays& arrays, Crew& crew) {
     };
     for (int64_t x = 0; x < shape.out_width; x += 64) {
       const uint64_t bits = every(shape.stride_w, x * shape.stride_w, window);
-      write_row(out + channel * step.one.stride + y * shape.out_bytes, shape.out_bytes, x, turned ? ~bits : bits);
+      write_row(job.out + channel * job.stride + y * shape.out_bytes, shape.out_bytes, x, turned ? ~bits : bits);
     }
   };
   in_parts(shape.out_height, crew, 2, [&](int64_t begin, int64_t end) {  // rows, as the layers around it share them
+    if (job.is_short()) return cpu.pool_short(job, begin, end);
     PaddedRow most(shape.width, shape.pad_w + shape.kernel_w * shape.dilation_w + 64 * shape.stride_w);  // over a window's rows
     for (int64_t channel = 0; channel < shape.channels; channel++)
       for (int64_t y = begin; y < end; y++) pool_row(most, channel, y);
@@ -315,7 +316,7 @@ void run_step(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew
     case POPCOUNT: return run_popcount(cpu, step, arrays, crew);
     case PACK: return run_pack(step, arrays, crew);
     case UNPACK: return run_unpack(step, arrays, crew);
-    case POOL: return run_pool(step, arrays, crew);
+    case POOL: return run_pool(cpu, step, arrays, crew);
     case FLATTEN: return run_flatten(step, arrays);
     case COPY: return (void)std::memcpy(arrays.at<uint8_t>(step.out) + step.span, arrays.at<uint8_t>(step.in), (size_t)step.length);
     case WINDOWS: return run_windows(cpu, step, arrays, crew);

@@ -317,8 +317,9 @@ def test_planes_come_back_as_they_were():
     assert torch.equal(there_and_back(turned, "tokens"), torch.where(turned >= 0, 1.0, -1.0))
 
 
+@pytest.mark.parametrize("which_cpu", CPUS)
 @pytest.mark.parametrize("seed", range(5))
-def test_pools_agree(seed):
+def test_pools_agree(seed, which_cpu):
     random.seed(seed)
     torch.manual_seed(seed)
     for _ in range(20):
@@ -328,11 +329,12 @@ def test_pools_agree(seed):
             (random.randint(0, kernel[0] // 2), random.randint(0, kernel[1] // 2)),
         )
         dilation = random.randint(1, 2), random.randint(1, 2)
-        x = signs(2, 4, random.randint(9, 20), random.choice([random.randint(9, 40), 64, 65, 112, 130]))
-        falling = torch.tensor([0, 1, 0, 1], dtype=torch.uint8)
-        turn = torch.tensor([1.0, -1.0, 1.0, -1.0]).view(-1, 1, 1)
+        x = signs(2, random.randint(1, 9), random.randint(9, 20), random.choice([random.randint(9, 40), 63, 64, 65, 112, 127, 128, 130]))
+        falling = torch.rand(x.shape[1]) < 0.5
+        turn = torch.where(falling, -1.0, 1.0).view(-1, 1, 1)
         expected = turn * F.max_pool2d(turn * x, kernel, stride, padding, dilation)
-        assert torch.equal(through(Pool(nn.MaxPool2d(kernel, stride, padding, dilation), falling), x), expected)
+        pool = Pool(nn.MaxPool2d(kernel, stride, padding, dilation), falling)
+        assert torch.equal(through(pool, x, which_cpu=which_cpu), expected)
 
 
 def test_a_window_of_padding_alone_has_nothing_in_it():
