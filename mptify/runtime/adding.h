@@ -64,7 +64,8 @@ void in_pieces(const Cpu& cpu, const Shape& shape, int64_t strip, int64_t filter
   });
 }
 
-// One thread's strip of a layer's planes. Each thread makes its own: that takes less time than to get them from another core.
+// One thread's strip of a layer's planes. Each thread makes its own: that takes less time than to get them from another core. And it keeps
+// a copy of what it is told: that lies where another thread writes.
 class Planes {
  public:
   Planes(const Cpu& cpu, const Prepared& layer)
@@ -89,7 +90,7 @@ class Planes {
 
  private:
   const Cpu& cpu_;
-  const Prepared& layer_;
+  const Prepared layer_;
   uint8_t* const planes_;
   int64_t strip_ = -1, begin_ = 0, end_ = 0;  // of which strip there are which channels
 };
@@ -168,12 +169,15 @@ void run_join(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew
   const int64_t strip = std::gcd(one.conv.strip, other.conv.strip);
   in_pieces(cpu, step.one.shape, strip, step.filters, crew, [&](Pieces& pieces) {
     Planes planes(cpu, one), others_planes(cpu, other);
+    const int16_t* const least = table;
+    uint8_t* const to = out;
+    const int64_t span = step.span, stride = step.one.stride;
     while (pieces.next()) {
       Sums ones(cpu, planes.job(pieces), pieces), others(cpu, others_planes.job(pieces), pieces);
       int16_t room[8 * WIDEST];
       for (int64_t f = pieces.first; f < pieces.last; f++)
-        cpu.compare_sums(ones.of(f), others.of(f), table + f * step.span, (int16_t)(step.span / 2), pieces.width->bytes, room,
-                         out + f * step.one.stride + pieces.begin);
+        cpu.compare_sums(ones.of(f), others.of(f), least + f * span, (int16_t)(span / 2), pieces.width->bytes, room,
+                         to + f * stride + pieces.begin);
     }
   });
 }

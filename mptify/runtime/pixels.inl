@@ -25,7 +25,8 @@ static inline __attribute__((always_inline)) void sums_of(const Pixels& job, con
 }
 
 // Rows [begin, end) of all filters: a bit is 1 where the sum reaches the threshold, or with `falling` does not exceed it.
-static void run_pixels(const Pixels& job, int64_t begin, int64_t end) {
+static void run_pixels(const Pixels& of, int64_t begin, int64_t end) {
+  const Pixels job = of;  // which nothing that is written can change
   constexpr int64_t most = 14 * PIXELS;
   for (int64_t y = begin; y < end; y++)
     for (int64_t f = 0; f < job.filters; f++) {

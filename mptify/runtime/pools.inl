@@ -2,7 +2,8 @@
 // (see cpu.inl).
 
 // Rows [begin, end) of what comes out, whose windows lie, with the padding before them, in 128 pixels: see `is_short`.
-static void pool_short(const Pooling& job, int64_t begin, int64_t end) {
+static void pool_short(const Pooling& of, int64_t begin, int64_t end) {
+  const Pooling job = of;  // which nothing that is written can change
   const Shape shape = *job.shape;
   const uint64_t low_mask = low_bits(shape.width), high_mask = low_bits(shape.width - 64);
   const int pad = (int)shape.pad_w;
