@@ -143,8 +143,8 @@ struct Starts {
     for (int64_t cell = place / 8; cell < (place + BYTES) / 8; cell++) left |= job.present[cell];
     for (; left; left &= left - 1) {
       group[count] = __builtin_ctzll(left);
-      const uint8_t* from = job.unions + group[count] * 8 * job.stride + place;
-      for (int subset = 0; subset < 8; subset++) __builtin_memcpy(&pixels[count * 8 + subset], from + subset * job.stride, BYTES);
+      const uint8_t* from = job.unions + group[count] * 8 * job.union_stride + place;
+      for (int subset = 0; subset < 8; subset++) __builtin_memcpy(&pixels[count * 8 + subset], from + subset * job.union_stride, BYTES);
       count++;
     }
   }
@@ -188,7 +188,10 @@ static void run_with(const Job& job, int64_t place, int64_t first, int64_t last)
     sum.add_list(here.index + lists[0], here.index + lists[1], here.index + lists[2]);
     const Word turn = Sum::all(here.flipped[f]);
     if (here.odd == nullptr) {
-      Sum::store(here.out + f * here.stride + place, ~(sum.count[BITS - 1] ^ turn));
+      const Word signs = ~(sum.count[BITS - 1] ^ turn);
+      uint8_t* out = here.out + f * here.stride + place;
+      if (BYTES == 16 && here.stride == 8) __builtin_memcpy(out, &signs, 8);
+      else Sum::store(out, signs);
     } else {
       Word odd[1];
       starts.template set<1>(here.odd + f * here.groups, odd);

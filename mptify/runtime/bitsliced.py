@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mptify.errors import MptifyError
 from mptify.runtime.geometry import CLASSES, Geometry, Layout, fits
-from mptify.runtime.planes import Bits, Kernel, Layer, Numbers, Value, row_bytes, stride_of
+from mptify.runtime.planes import Bits, Kernel, Layer, Numbers, Value, row_bytes, whole_words
 
 __all__ = ["BitslicedConv", "Tables", "fault_in_lists", "fault_in_thresholds", "in_lists", "survivors"]
 
@@ -205,10 +205,10 @@ class Tables:
         self.sets = len(thresholds)
         per_row = -(-len(columns) // CLASSES)
         self.groups = len(rows) * per_row
-        self.stride = stride_of(height, width)
+        self.stride = Bits(layer.filters, height, width).stride
         self.init = np.zeros((layer.filters, self.sets, self.groups, self.bits), np.uint8)
         self.odd = np.zeros((layer.filters, self.groups), np.uint8)
-        self.unions = np.zeros((self.groups, 1 << CLASSES, self.stride), np.uint8)
+        self.unions = np.zeros((self.groups, 1 << CLASSES, whole_words(height, width)), np.uint8)
         taps, flipped = layer.per_tap(), layer.flipped.numpy().astype(bool)
         pairs = layer.paired // 2
         for i, seen_rows in enumerate(rows):
@@ -243,7 +243,7 @@ class Tables:
         return {name: to.constant(array) for name, array in arrays.items() if array is not None} | {
             "shape": geometry.shape(), "blocks": layer.blocks, "unit": layout.unit, "strip": layout.strip, "part": layout.part,
             "stride": self.stride, "groups": self.groups, "sets": self.sets, "bits": self.bits,
-            "in_stride": self.in_stride,
+            "in_stride": self.in_stride, "union_stride": self.unions.shape[-1],
         }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mptify.errors import MptifyError
 from mptify.runtime.library import Shape, word_bytes
-from mptify.runtime.planes import row_bytes, stride_of
+from mptify.runtime.planes import row_bytes, whole_words
 
 __all__ = ["CLASSES", "Geometry", "Layout", "fits"]
 
@@ -94,7 +94,7 @@ class Layout:
     def of(cls, geometry: Geometry, survivors: int) -> Layout:
         """The one that a kernel with so many survivors is fastest with, on this machine."""
         row = row_bytes(geometry.out_size[1])
-        strip, part = stride_of(*geometry.out_size), geometry.rows * row  # all in one
+        strip, part = whole_words(*geometry.out_size), geometry.rows * row  # all in one
         word, reach, planes = max(32, word_bytes()), geometry.reach, geometry.planes
         words = max(1, (_STRIP // planes - reach) // word)
         if planes * part > _NEAR and reach <= 2 * word and words * word + reach < part and survivors >= _USES * planes:

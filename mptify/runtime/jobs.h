@@ -9,7 +9,8 @@ namespace {
 
 constexpr int MOST_GROUPS = 64;  // of classes of pixels
 
-// A layer on one image. Planes of the output, of thresholds and of the shortcut lie `stride` bytes apart, a multiple of 64.
+// A layer on one image. Planes of the output and of the shortcut lie `stride` bytes apart: 8, 16, 32, or a multiple of 64. What is behind
+// a plane is read, but never written: it may be another thread's.
 struct Job {
   const uint8_t* planes;    // the input's, as the kernel's taps need them: one strip of them, see strips.inl
   const uint16_t* index;    // which of them each filter adds, in units of `unit` bytes; behind the last one there are 3 to read
@@ -17,13 +18,13 @@ struct Job {
   const uint8_t* flipped;   // [filters]: of more negative survivors than positive ones the complement is counted, with signs turned
   const uint8_t* init;      // [filters][sets][groups][bits]: which of a group's classes have that bit set at the start
   const uint8_t* odd;       // [filters][groups]: of which classes sums are odd; null where signs are asked for
-  const uint8_t* unions;    // [groups][8]: planes of the pixels in each subset of a group's (up to three) classes
+  const uint8_t* unions;    // [groups][8]: planes of the pixels in each subset of a group's (up to three) classes, `union_stride` bytes apart
   const uint64_t* present;  // per 8 bytes of a plane: the groups that lie in them, as bits
   const uint8_t* shortcut;  // [filters], or null
   uint8_t* out;             // [filters]
   uint8_t* counters;        // [filters][1 + bits] words, in place of `out`: sums in two's complement
   int64_t from;             // the byte of a plane at which the strip begins
-  int64_t unit, stride, groups, sets, bits;
+  int64_t unit, stride, union_stride, groups, sets, bits;
 };
 
 // 8 comparisons, as bits: least <= numbers, or if `falling` least >= numbers.

@@ -47,7 +47,20 @@ class Layer(ctypes.Structure):
         ("shape", Shape),
         *[
             (name, ctypes.c_int64)
-            for name in (*ARRAYS, "unit", "stride", "groups", "sets", "bits", "in_stride", "classes", "strip", "part", "blocks")
+            for name in (
+                *ARRAYS,
+                "unit",
+                "stride",
+                "groups",
+                "sets",
+                "bits",
+                "in_stride",
+                "classes",
+                "strip",
+                "part",
+                "blocks",
+                "union_stride",
+            )
         ],
     ]
 

@@ -26,7 +26,7 @@ __all__ = [
     "Value",
     "own_order",
     "row_bytes",
-    "stride_of",
+    "whole_words",
 ]
 
 LAYOUTS = ("channels", "tokens", "vectors")
@@ -37,8 +37,8 @@ def row_bytes(width: int) -> int:
     return -(-width // 8)
 
 
-def stride_of(height: int, width: int) -> int:
-    """Bytes from a plane to the next: whole words of the widest processors."""
+def whole_words(height: int, width: int) -> int:
+    """The bytes of a plane, as whole words of the widest processors."""
     return -(-height * row_bytes(width) // 64) * 64
 
 
@@ -64,7 +64,9 @@ class Bits:
 
     @property
     def stride(self) -> int:
-        return stride_of(self.height, self.width)
+        """Bytes from a plane to the next: whole words; of those that have less than one, several share a line of the cache."""
+        bytes_ = self.height * row_bytes(self.width)
+        return next((short for short in (8, 16, 32) if bytes_ <= short), whole_words(self.height, self.width))
 
     @property
     def bytes(self) -> int:

@@ -11,6 +11,7 @@ struct Layer {
   int64_t index, starts, flipped, init, odd, unions, present, masks, phases, bias, scratch;  // arrays
   int64_t unit, stride, groups, sets, bits, in_stride, classes, strip, part;
   int64_t blocks;  // of filters and channels: what others call groups
+  int64_t union_stride;
 };
 
 enum Kind : int64_t { CONV, SUMS, JOIN, PIXELS, POPCOUNT, PACK, UNPACK, POOL, FLATTEN, WINDOWS, COPY, MEANS };
