@@ -18,7 +18,8 @@ struct Prepared {
     job.odd = arrays.at<uint8_t>(layer.odd);
     job.unions = arrays.at<uint8_t>(layer.unions);
     job.present = arrays.at<uint64_t>(layer.present);
-    job.unit = layer.unit, job.stride = layer.stride, job.union_stride = layer.union_stride, job.groups = layer.groups, job.sets = layer.sets, job.bits = layer.bits;
+    job.unit = layer.unit, job.stride = layer.stride, job.union_stride = layer.union_stride;
+    job.groups = layer.groups, job.sets = layer.sets, job.bits = layer.bits;
     conv = {arrays.at<uint8_t>(in), &layer.shape, arrays.at<int64_t>(layer.phases), arrays.at<uint8_t>(layer.masks),
             layer.in_stride, layer.strip, layer.part};
     block_filters = filters / layer.blocks, block_channels = layer.shape.channels / layer.blocks;
@@ -169,15 +170,13 @@ void run_join(const Cpu& cpu, const Step& step, const Arrays& arrays, Crew& crew
   const int64_t strip = std::gcd(one.conv.strip, other.conv.strip);
   in_pieces(cpu, step.one.shape, strip, step.filters, crew, [&](Pieces& pieces) {
     Planes planes(cpu, one), others_planes(cpu, other);
-    const int16_t* const least = table;
-    uint8_t* const to = out;
     const int64_t span = step.span, stride = step.one.stride;
     while (pieces.next()) {
       Sums ones(cpu, planes.job(pieces), pieces), others(cpu, others_planes.job(pieces), pieces);
       int16_t room[8 * WIDEST];
       for (int64_t f = pieces.first; f < pieces.last; f++)
-        cpu.compare_sums(ones.of(f), others.of(f), least + f * span, (int16_t)(span / 2), std::min(pieces.width->bytes, stride), room,
-                         to + f * stride + pieces.begin);
+        cpu.compare_sums(ones.of(f), others.of(f), table + f * span, (int16_t)(span / 2), std::min(pieces.width->bytes, stride), room,
+                         out + f * stride + pieces.begin);
     }
   });
 }

@@ -60,7 +60,7 @@ class Crew {
           const uint64_t step = seen >> 32;
           const int64_t before = step == step_ ? (int64_t)(seen & 0xffffffff) : 0;  // of an earlier step: none was taken yet
           if (step > step_ || before >= all || (ahead_ && all - before < least_)) break;
-          const int64_t some = std::max<int64_t>(1, (all - before) / 4);
+          const int64_t some = std::max<int64_t>(1, (all - before) / 4);  // a quarter of what is left
           const uint64_t now = step_ << 32 | (uint64_t)(before + some);
           if (!taken.compare_exchange_weak(seen, now, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
           begin_ = first + before, end_ = begin_ + some;

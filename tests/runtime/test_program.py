@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 import mptify
 from mptify import catalog, exporting
 from mptify.errors import MptifyError
+from mptify.models import resnet18_cifar
 from mptify.runtime import compiler, packed_layers
 from mptify.runtime.bitsliced import BitslicedConv
 from mptify.runtime.geometry import Geometry
@@ -235,6 +236,25 @@ def test_a_program_can_be_called_by_several_threads_at_once():
     with ThreadPoolExecutor(4) as pool, torch.no_grad():
         for ours, x in zip(pool.map(run, some), some, strict=True):
             assert torch.equal(ours, ticketed(x))
+
+
+def test_rooms_are_used_again_once_they_are_many(monkeypatch):
+    """While they are few, each step writes to one of its own: threads are slow to write to what another one wrote to."""
+    torch.manual_seed(0)
+    ticketed, x = mptify.transform(resnet18_cifar(), bits="1/1", prune=0.9).eval(), torch.randint(-24, 25, (2, 3, 32, 32)) / 8
+    logits, rooms = [], []
+    for most in (8 << 20, 0):
+        monkeypatch.setattr("mptify.runtime.program._ROOMS", most)
+        program = mptify.pack(ticketed, x)
+        with torch.no_grad():
+            logits.append(program(x))
+        (chain,) = (module for module in program.modules() if isinstance(module, Chain))
+        plan, _ = chain.plan_for([x])
+        rooms.append(len(plan.rooms))
+        assert sum(plan.rooms) <= max(most, 1 << 18)
+    assert torch.equal(*logits)
+    assert rooms[0] == len(plan.names)  # one is scratch, and the last step's result leaves
+    assert rooms[1] < 8
 
 
 def test_many_sizes_do_not_pile_up():
