@@ -57,11 +57,11 @@ class Crew {
         const int64_t first = count_ * whose / crew_.threads, all = count_ * (whose + 1) / crew_.threads - first;
         std::atomic<uint64_t>& taken = crew_.taken_[whose].parts;
         for (uint64_t seen = taken.load(std::memory_order_acquire);;) {
-          const uint64_t step = seen >> 32;
-          const int64_t before = step == step_ ? (int64_t)(seen & 0xffffffff) : 0;  // of an earlier step: none was taken yet
-          if (step > step_ || before >= all || (ahead_ && all - before < least_)) break;
-          const int64_t some = std::max<int64_t>(1, (all - before) / 4);  // a quarter of what is left
-          const uint64_t now = step_ << 32 | (uint64_t)(before + some);
+          const uint64_t step = seen >> 32, known = step == step_ ? seen & 0xffffffff : 0;  // of an earlier step: none was taken yet
+          const int64_t before = (int64_t)(known & ~CAME), left = all - before;
+          if (step > step_ || left <= 0 || (ahead_ && known & CAME && left < least_)) break;
+          const int64_t some = std::max<int64_t>(1, left / 4);
+          const uint64_t now = step_ << 32 | (ahead_ ? known & CAME : CAME) | (uint64_t)(before + some);
           if (!taken.compare_exchange_weak(seen, now, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
           begin_ = first + before, end_ = begin_ + some;
           claimed_ += some;
@@ -82,8 +82,8 @@ class Crew {
     });
   }
 
-  // work(parts) on each thread that comes in time, which together get `count` parts; for whoever is in `work`. Of a thread's own parts
-  // others take some only while `least` are left.
+  // work(parts) on each thread that comes in time, which together get `count` parts; for whoever is in `work`. Where fewer than `least` are
+  // left of a thread's own parts, others leave them to it, if it has come.
   template <class Work>
   void share(uint32_t count, uint32_t least, const Work& work) {
     call_.store([](const void* some, Parts& parts) { (*(const Work*)some)(parts); }, std::memory_order_relaxed);
@@ -98,9 +98,10 @@ class Crew {
 
  private:
   using Call = void (*)(const void*, Parts&);
+  static constexpr uint64_t CAME = 1ull << 31;
 
   struct alignas(64) Taken {
-    std::atomic<uint64_t> parts{0};  // a step's number (32 bits), and how many of one thread's parts were taken in it (32)
+    std::atomic<uint64_t> parts{0};  // a step's number (32 bits), whether the thread has come to it (1), how many of its parts were taken (31)
   };
 
   const std::unique_ptr<Taken[]> taken_;

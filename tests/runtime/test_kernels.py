@@ -1,6 +1,9 @@
 """The kernels in C++ against torch's convolutions, bit for bit: random layers, on every instruction set of this machine."""
 
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -213,6 +216,25 @@ def test_padding_may_make_rows_longer_than_a_word(kernel, padding, width):
     geometry = Geometry(3, (5, width), (kernel, kernel), padding=(padding, padding))
     layer = BitslicedConv(weight.to(torch.int8), None, geometry)
     assert torch.equal(through(layer, images), F.conv2d(images, weight, padding=padding))
+
+
+ALONE = """
+import torch
+from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.geometry import Geometry
+from tests.runtime.test_kernels import F, signs, ternary, through
+
+torch.set_num_threads(4)
+images, weight = signs(1, 64, 56, 56), ternary(64, 64, 3, 3, kept=0.3)
+layer = BitslicedConv(weight.to(torch.int8), None, Geometry(64, (56, 56), (3, 3), padding=(1, 1)))
+assert torch.equal(through(layer, images), F.conv2d(images, weight, padding=1))
+"""
+
+
+def test_nobody_waits_for_threads_that_do_not_come():
+    """Of a layer that is cut into strips, of whose parts others' threads take none when few are left."""
+    done = subprocess.run([sys.executable, "-c", ALONE], env=os.environ | {"OMP_THREAD_LIMIT": "1"}, timeout=60, check=False)
+    assert done.returncode == 0
 
 
 def test_images_too_large_for_offsets_of_16_bits_are_counted():
