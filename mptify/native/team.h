@@ -1,6 +1,7 @@
 // Threads for both libraries.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -35,8 +36,13 @@ void in_team(int parts, const Work& work) {
         if (!begun[part].exchange(true)) work(part);
       }
     }
+    const std::thread::id caller = std::this_thread::get_id();  // who begins with the first part, whatever the others do
   } task{std::vector<std::atomic<bool>>((size_t)parts), work};
-  if (start && number) return start([](void* data) { ((Task*)data)->run(number()); }, &task, (unsigned)parts, 0);
+  const auto join = [](void* data) {
+    Task& task = *(Task*)data;
+    task.run(std::this_thread::get_id() == task.caller ? 0 : std::max(1, number()));
+  };
+  if (start && number) return start(join, &task, (unsigned)parts, 0);
   std::vector<std::thread> others;
   for (int part = 1; part < parts; part++) others.emplace_back([&task, part] { task.run(part); });
   task.run(0);

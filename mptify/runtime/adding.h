@@ -58,15 +58,15 @@ template <class Work>
 void in_pieces(const Cpu& cpu, const Shape& shape, int64_t strip, int64_t filters, Crew& crew, const Work& work) {
   const int64_t bytes = shape.out_height * shape.out_bytes;
   const Width& widest = widest_in(cpu, strip);
-  const uint32_t least = bytes > strip ? 8 : 1;  // who takes pieces of another thread's must make a strip of planes first
+  const uint32_t least = bytes > strip ? 8 : 1;  // parts: who takes some of another thread's must make a strip of planes first
   in_ranges((bytes + widest.bytes - 1) / widest.bytes * filters, crew, 4, least, [&](Ranges& ranges) {
     Pieces pieces(ranges, cpu, widest, bytes, filters);
     work(pieces);
   });
 }
 
-// One thread's strip of a layer's planes. Each thread makes its own: that takes less time than to get them from another core. And it keeps
-// a copy of what it is told: that lies where another thread writes.
+// One thread's strip of a layer's planes. Each thread makes its own: that takes less time than to get them from another core. And each has
+// a copy of `layer`, which lies beside what the calling thread writes.
 class Planes {
  public:
   Planes(const Cpu& cpu, const Prepared& layer)

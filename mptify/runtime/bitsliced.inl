@@ -190,7 +190,7 @@ static void run_with(const Job& job, int64_t place, int64_t first, int64_t last)
     if (here.odd == nullptr) {
       const Word signs = ~(sum.count[BITS - 1] ^ turn);
       uint8_t* out = here.out + f * here.stride + place;
-      if (BYTES == 16 && here.stride == 8) __builtin_memcpy(out, &signs, 8);
+      if (BYTES == 16 && here.stride == 8) __builtin_memcpy(out, &signs, 8);  // the next plane may be another thread's
       else Sum::store(out, signs);
     } else {
       Word odd[1];

@@ -5,7 +5,8 @@
 // come: a step has ended when all of its parts are done, by whoever did them.
 //
 // Each thread begins with parts of its own, the same ones in each step, so that it mostly reads what it wrote itself: what another
-// core has written takes longer to get than to make again. Who has done his own takes what is left of the others'.
+// core has written takes longer to get than to make again. Who has done his own takes of what is left of
+// the others', unless they are there and have little left.
 #pragma once
 
 #include <algorithm>
@@ -83,7 +84,7 @@ class Crew {
   }
 
   // work(parts) on each thread that comes in time, which together get `count` parts; for whoever is in `work`. Where fewer than `least` are
-  // left of a thread's own parts, others leave them to it, if it has come.
+  // left of a thread's own parts, others leave them to it, if it has come: so `work` must go on until no parts are left.
   template <class Work>
   void share(uint32_t count, uint32_t least, const Work& work) {
     call_.store([](const void* some, Parts& parts) { (*(const Work*)some)(parts); }, std::memory_order_relaxed);

@@ -95,7 +95,7 @@ const std::vector<Cpu>& cpus() {  // the best that this machine has comes last
 // The widest words that strips of `strip` bytes can be cut into.
 const Width& widest_in(const Cpu& cpu, int64_t strip) {
   const Width* widest = &cpu.widths.front();
-  while (widest->bytes > strip) widest++;
+  while (strip % widest->bytes) widest++;
   return *widest;
 }
 

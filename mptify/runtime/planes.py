@@ -64,9 +64,9 @@ class Bits:
 
     @property
     def stride(self) -> int:
-        """Bytes from a plane to the next: whole words; of those that have less than one, several share a line of the cache."""
-        bytes_ = self.height * row_bytes(self.width)
-        return next((short for short in (8, 16, 32) if bytes_ <= short), whole_words(self.height, self.width))
+        """Bytes from a plane to the next, beyond which no kernel writes: so few that several share a line of the cache, or whole words."""
+        size = self.height * row_bytes(self.width)
+        return next((few for few in (8, 16, 32) if size <= few), whole_words(self.height, self.width))
 
     @property
     def bytes(self) -> int:

@@ -137,6 +137,16 @@ def test_gains_and_offsets_are_rounded_as_torch_does_it(which_cpu, offset):
 
 
 @pytest.mark.parametrize("which_cpu", CPUS)
+def test_strips_that_are_no_multiple_of_the_widest_word(which_cpu, monkeypatch):
+    """As in graphs that were exported where words are narrower."""
+    monkeypatch.setattr(Layout, "of", classmethod(lambda cls, geometry, _: cls(48, 48 + geometry.reach, 1)))
+    torch.manual_seed(0)
+    images, weight = signs(1, 20, 30, 50), ternary(9, 20, 3, 3, kept=0.4)
+    layer = BitslicedConv(weight.to(torch.int8), None, Geometry(20, (30, 50), (3, 3), padding=(1, 1)))
+    assert torch.equal(through(layer, images, which_cpu=which_cpu), F.conv2d(images, weight, padding=1))
+
+
+@pytest.mark.parametrize("which_cpu", CPUS)
 @pytest.mark.parametrize("seed", range(6))
 def test_two_layers_added_agree_bit_for_bit(seed, which_cpu, monkeypatch):
     """Any layer, and one of 1×1 that sees as many pixels."""
