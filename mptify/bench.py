@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from mptify import catalog, models
 from mptify.functional import mask_entropy
+from mptify.init_mode import InitMode
 from mptify.surgery import ticket_layers, transform
 from mptify.ticket import load, save, ticket_of
 from mptify.ticket.format import to_bytes
@@ -187,7 +188,7 @@ def ticket_size(name: str, bits: str, prune: float) -> TicketSize:
     import zstandard
 
     entry = catalog.resolve(name)
-    with catalog.quick_init():
+    with InitMode("constant"):
         model = catalog.build(entry)
     ticketed = transform(model, bits=bits, prune=prune).train()
     generator = torch.Generator().manual_seed(0)
@@ -233,7 +234,7 @@ def ticket_speed(name: str, bits: str, prune: float, rounds: int) -> TicketSpeed
     times: dict[str, list[float]] = {"save": [], "load": [], "build": []}
 
     def build() -> nn.Module:
-        with catalog.quick_init():
+        with InitMode("constant"):
             return catalog.build(entry)
 
     ticketed = transform(build(), bits=bits, prune=prune).eval()

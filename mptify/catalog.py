@@ -6,9 +6,7 @@ import difflib
 import functools
 import importlib.util
 import inspect
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,14 +88,12 @@ def build(entry: Entry, *, num_classes: int | None = None, in_chans: int | None 
     for setting, value in {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}.items():
         if value is not None and value < 1:
             raise BadSpec(f"{setting}={value}: at least 1 is needed.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # builders warn about defaults that nobody here chose
-        if entry.source == "mptify":
-            given = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
-            return models.build(entry.name, **{key: value for key, value in given.items() if value is not None})
-        if entry.source == "timm":
-            return _build_timm(entry, num_classes, in_chans, input_size)
-        return _build_torchvision(entry, num_classes, in_chans, input_size)
+    if entry.source == "mptify":
+        given = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
+        return models.build(entry.name, **{key: value for key, value in given.items() if value is not None})
+    if entry.source == "timm":
+        return _build_timm(entry, num_classes, in_chans, input_size)
+    return _build_torchvision(entry, num_classes, in_chans, input_size)
 
 
 def _build_timm(entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None) -> nn.Module:
@@ -123,7 +119,7 @@ def _build_torchvision(entry: Entry, num_classes: int | None, in_chans: int | No
     options: dict[str, Any] = {"weights": None}
     if "weights_backbone" in parameters:
         options["weights_backbone"] = None
-    if entry.name in ("googlenet", "inception_v3"):
+    if entry.name.removeprefix("quantized_") in ("googlenet", "inception_v3"):
         options["init_weights"] = False  # their own takes half a minute, and surgery draws the weights anew
     if num_classes is not None:
         options["num_classes"] = num_classes
@@ -221,53 +217,3 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
     elif isinstance(output, (list, tuple)):
         for one in output:
             yield from tensors_in(one)
-
-
-@contextmanager
-def quick_init() -> Iterator[None]:
-    """Skip the careful initialisation of large weights that surgery will draw anew anyway."""
-    names = (
-        "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "normal_", "uniform_", "trunc_normal_", "orthogonal_",
-    )  # fmt: skip
-    saved = {name: getattr(nn.init, name) for name in names}
-
-    def quick(careful: Any) -> Any:
-        def init(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if tensor.numel() < 1 << 16:
-                return careful(tensor, *args, **kwargs)
-            with torch.no_grad():
-                return tensor.fill_(0.01)
-
-        return init
-
-    for name, careful in saved.items():
-        setattr(nn.init, name, quick(careful))
-    try:
-        yield
-    finally:
-        for name, careful in saved.items():
-            setattr(nn.init, name, careful)
-
-
-@contextmanager
-def hollow() -> Iterator[None]:
-    """Build networks whose parameters are on `meta`, and all else where it belongs: for weights that come from elsewhere.
-
-    A parameter exists until it is registered, so that no two layers' weights are in memory at once. One that two modules
-    share is shared afterwards too.
-    """
-    register = nn.Module.register_parameter
-
-    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param)
-        if param is not None and not param.is_meta:
-            empty = getattr(param, "_hollow", None)
-            if empty is None:
-                empty = param._hollow = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)  # type: ignore[attr-defined]
-            self._parameters[name] = empty
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]

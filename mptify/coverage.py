@@ -20,6 +20,7 @@ from torch import nn
 
 from mptify import catalog
 from mptify.catalog import Entry
+from mptify.init_mode import InitMode
 from mptify.surgery import transform
 from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 from mptify.surgery.plan import plan_of
@@ -57,7 +58,7 @@ def _build_cheaply(entry: Entry) -> nn.Module:
         with torch.device("meta"):
             return catalog.build(entry)
     except Exception:  # a few builders compute with their tensors
-        with catalog.quick_init():
+        with InitMode("constant"):
             return catalog.build(entry)
 
 
@@ -104,7 +105,7 @@ def _check_runs(entry: Entry, modes: dict[str, Row]) -> None:
     """One real training step and one evaluation per mode, at the smallest input size that the network takes."""
     for size in (*SIZES, None):
         try:
-            with catalog.quick_init():
+            with InitMode("constant"):
                 model = catalog.build(entry, input_size=size)
             inputs = catalog.example_inputs(entry, model, size)
             with torch.no_grad():

@@ -21,6 +21,14 @@ class CannotConvert(MptifyError):
     """The model, or one of its layers, is of a kind that a ticket can't stand in for."""
 
 
+class NotKept(MptifyError, AttributeError):
+    """A method of the original network that its ticket model can't have."""
+
+
+class CannotPickle(MptifyError, TypeError):
+    """A model that can't be pickled whole."""
+
+
 class LeftDense(CannotConvert):
     """`strict=True`, and at least one conv or linear weight would have stayed dense."""
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mptify import catalog
 from mptify.errors import MptifyError
 from mptify.files import check_writable, write_whole
+from mptify.init_mode import InitMode
 from mptify.surgery import ticket_layers
 from mptify.ticket.format import Ticket
 from mptify.ticket.loading import as_packed_file, example_of, load
@@ -70,7 +71,7 @@ def _dense(ticket: Ticket, model: nn.Module, images: Tensor) -> tuple[bytes, flo
     if ticket.spec.activation_bits == 1:
         raise MptifyError(f"A ticket of {ticket.spec.bits} bits has signs where its dense network has activations; --to onnx keeps them.")
     assert ticket.architecture is not None
-    with catalog.quick_init(), torch.random.fork_rng(devices=[]):
+    with InitMode("constant"):
         network = catalog.build(catalog.resolve(str(ticket.architecture)), **ticket.architecture.arguments).eval()
     state = _state_for(network, model)
     network.load_state_dict(state)

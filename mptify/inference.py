@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from mptify import catalog
 from mptify.errors import MptifyError
 from mptify.exporting import to_onnx
+from mptify.init_mode import InitMode
 from mptify.runtime import pack, packed_layers
 from mptify.runtime.bitsliced import BitslicedConv
 from mptify.runtime.geometry import Geometry
@@ -106,7 +107,7 @@ def from_file(path: str, size: int | None) -> tuple[nn.Module, nn.Module, Tensor
     if ticket.architecture is None:
         raise MptifyError(f"{path}: holds a ticket of a model that no registry knows, so that there is nothing to compare it with.")
     entry, arguments = catalog.resolve(str(ticket.architecture)), ticket.architecture.arguments
-    with catalog.quick_init():
+    with InitMode("constant"):
         dense = catalog.build(entry, **arguments)
     channels, pixels = arguments.get("in_chans", 3), size or arguments.get("input_size")
     image = catalog.example_inputs(entry, dense, pixels, channels)[0][:1].contiguous()
@@ -116,7 +117,7 @@ def from_file(path: str, size: int | None) -> tuple[nn.Module, nn.Module, Tensor
 def ready_network(name: str, prune: float, size: int | None) -> tuple[nn.Module, nn.Module, Tensor]:
     """A dense network, its 1/1 ticket model after one training pass (for its norms' sake), and an image."""
     entry = catalog.resolve(name)
-    with catalog.quick_init():
+    with InitMode("constant"):
         dense = catalog.build(entry)
     inputs = catalog.example_inputs(entry, dense, size)
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor):

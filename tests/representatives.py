@@ -10,6 +10,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from mptify import catalog
 from mptify.catalog import Entry
+from mptify.init_mode import InitMode
 
 _XCEPTION_BLOCKS = [  # an entry, a middle and an exit of as many layers as the network's, with a third of the channels
     {"in_chs": 64, "out_chs": 64, "stride": 2},
@@ -361,7 +362,7 @@ def _needs_a_device(entry):
 
 def _build(entry, size, device):
     options = TIMM[entry.name] if entry.source == "timm" else {}
-    with warnings.catch_warnings(), torch.device(device), catalog.quick_init():
+    with warnings.catch_warnings(), torch.device(device), InitMode("constant"):
         warnings.simplefilter("ignore")
         small = TORCHVISION.get(entry.name) if entry.source == "torchvision" else None
         if small is not None:

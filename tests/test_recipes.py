@@ -14,6 +14,7 @@ from mptify import catalog
 from mptify.cli import app
 from mptify.cli.recipes import _table, facts_of
 from mptify.errors import BadSpec
+from mptify.init_mode import InitMode
 from mptify.layers import Ticketed
 from mptify.recipe import find_recipe, make_recipe, recipe_names, recipe_text, with_settings
 from mptify.surgery.trainable import parameter_kinds
@@ -147,7 +148,7 @@ def test_a_recipe_runs_two_steps_and_what_it_says_arrives(name, places, monkeypa
     found = recipe(name, f"data.source={places[asked.data.source]}", *small)
     train, val = load_data(found.data)
     assert (train.crop, train.flip) == (asked.data.crop, asked.data.flip)
-    with catalog.quick_init() if asked.method != "dense" else nullcontext():  # surgery draws weights of its own
+    with InitMode("constant") if asked.method != "dense" else nullcontext():  # surgery draws weights of its own
         network = build_network(architecture_of(catalog.resolve(found.model), train), found)
 
     seen = {"smoothing": set()}

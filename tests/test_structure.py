@@ -18,7 +18,7 @@ LEVELS = [
     ["recipe", "models"],
     ["settings"],
     ["native"],
-    ["functional", "randomness"],
+    ["functional", "randomness", "init_mode"],
     ["norms", "applying", "threshold", "bare", "theory"],
     ["layers"],
     ["surgery"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,9 +62,8 @@ def convert(
         if path is not None:
             check_writable(path)
 
-    import torch
-
     from mptify import catalog
+    from mptify.init_mode import InitMode
     from mptify.reporting import report
     from mptify.surgery import transform
 
@@ -73,8 +71,8 @@ def convert(
     if entry.shadowed and ":" not in model:
         typer.echo(f"{model}: torchvision's (timm:{model} is the other one)", err=True)
     arguments = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
-    with catalog.quick_init() if init != "keep" and out is None else nullcontext(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # of what surgery leaves alone, such as position embeddings
+    careful = init == "keep" or out is not None
+    with InitMode("drawn" if careful else "constant", seed):  # what surgery leaves alone, such as position embeddings, counts
         network = catalog.build(entry, **arguments)
     ticketed = transform(network, **settings)
     result = report(ticketed)

@@ -72,8 +72,7 @@ class _GraphEditor:
         for name in self.edits.vanished:
             node = self.nodes[name]
             self.nodes[name] = node.all_input_nodes[0]
-            node.replace_all_uses_with(self.nodes[name])
-            self.graph.erase_node(node)
+            self._replace(node, self.nodes[name])
         for name, inserted in self.edits.norms.items():
             node = self.nodes[name]
             value = node.all_input_nodes[0]
@@ -91,6 +90,11 @@ class _GraphEditor:
                 self.graph.erase_node(node)
         self.graph.lint()
         return self.graph
+
+    def _replace(self, node: fx.Node, other: fx.Node) -> None:
+        node.replace_all_uses_with(other)
+        _hand_on_marks(node, other)
+        self.graph.erase_node(node)
 
     def _read_through_tickets(self) -> None:
         """`layer.weight` is computed now: fetch the layer and ask it, since fx would keep today's value as a buffer."""
@@ -123,6 +127,7 @@ class _GraphEditor:
         """... conv -> (norm) -> activation -> pool -> ... becomes conv -> pool -> (norm) -> activation -> ..."""
         activation = pool.all_input_nodes[0]
         pool.replace_all_uses_with(activation)
+        _hand_on_marks(pool, activation)
         below = next(iter(conv.users))
         conv.append(pool)
         pool.replace_input_with(activation, conv)
@@ -134,8 +139,7 @@ class _GraphEditor:
             if norm is not None:
                 value = self._normalised(value, norm, node, _site(node))
             sign = self._call(f"{_site(node)}_sign", (node.meta["key"], "sign"), Sign(self.spec.sign_width), value)
-        node.replace_all_uses_with(sign)
-        self.graph.erase_node(node)
+        self._replace(node, sign)
 
     def _sign_on_edge(self, value: fx.Node, norm: NormBefore | None, readers: list[fx.Node]) -> None:
         site = f"{_site(readers[0])}_input"
@@ -189,8 +193,7 @@ class _GraphEditor:
             if isinstance(bias, fx.Node) and not self._is_own_bias(bias, relative):
                 shape = (-1,) + (1,) * _spatial_dims(function)
                 call = self.graph.call_function(torch.add, (call, self.graph.call_method("view", (bias, *shape))))
-        node.replace_all_uses_with(call)
-        self.graph.erase_node(node)
+        self._replace(node, call)
 
     def _is_own_bias(self, bias: Any, layer: str) -> bool:
         return isinstance(bias, fx.Node) and bias.op == "get_attr" and bias.target == f"{layer}.bias"
@@ -198,6 +201,13 @@ class _GraphEditor:
 
 def _spatial_dims(function: Any) -> int:
     return {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}.get(function, 0)
+
+
+def _hand_on_marks(node: fx.Node, other: fx.Node) -> None:
+    """Where a part of the original `forward` ended or began, as the trace marked it."""
+    for role in ("result_of", "input_of"):
+        if role in node.meta:
+            other.meta[role] = node.meta.pop(role)
 
 
 def _site(node: fx.Node) -> str:

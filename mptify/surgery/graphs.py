@@ -6,26 +6,38 @@ import contextlib
 import copy
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import fx, nn
 
-from mptify.errors import MptifyError
+from mptify.errors import MptifyError, NotKept
+from mptify.surgery import graph_state
 
-__all__ = ["TicketGraph", "answers_of", "expect_default"]
+__all__ = ["FEATURES", "HEAD", "TicketGraph", "answers_of", "expect_default"]
+
+FEATURES, HEAD = "forward_features", "forward_head"  # methods of timm's models that are parts of `forward`
+
+_HINTS = {
+    "forward_intermediates": "torchvision's create_feature_extractor(model, nodes) returns values from inside of the graph",
+    "set_grad_checkpointing": "torch.utils.checkpoint.checkpoint(model, x) recomputes all of it",
+    "reset_classifier": "give the network its classifier before it is transformed",
+}
 
 
 class TicketGraph(fx.GraphModule):
     """A region whose edges were changed: an fx GraphModule, with one graph per mode where `train()` and `eval()` differ.
 
-    It keeps what other code reads from the module it came from: plain attributes, and the methods of timm's that look at
-    nothing else (`no_weight_decay`, `group_matcher`, `get_classifier`).
+    It keeps what other code reads from the module it came from: plain attributes, what timm's optimizer factory asks for
+    (`no_weight_decay`, `group_matcher`), `get_classifier`, and `forward_features` and `forward_head` where `forward` is made of
+    them. Other methods of the original class raise `NotKept`, an `AttributeError` that says what to do instead.
     """
 
     _graphs: dict[bool, fx.Graph]  # by mode; False also serves for a mode that has none
-    original_type: type
+    original_name: str
+    original_methods: frozenset[str]
     classifier_paths: tuple[str, ...]
+    reset_classifier_with: Callable[..., None] | None
 
     @classmethod
     def of(cls, root: nn.Module, graphs: dict[bool, fx.Graph]) -> TicketGraph:
@@ -41,8 +53,10 @@ class TicketGraph(fx.GraphModule):
         for name, value in root.__dict__.items():
             if not name.startswith("_") and name != "training" and not hasattr(module, name):
                 setattr(module, name, value)
-                module.remember(name)
-        module._bind_methods(getattr(type(root), "original_type", type(root)))
+        original = getattr(type(root), "original_type", type(root))
+        module.original_name = original.__name__
+        module.original_methods = _methods_of(original)
+        module.classifier_paths, module.reset_classifier_with = (), None
         for hooks in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
             module.__dict__[hooks] = root.__dict__[hooks].copy()
         module.train(root.training)
@@ -50,50 +64,125 @@ class TicketGraph(fx.GraphModule):
             part.training = source.training
         return module
 
-    def remember(self, attribute: str) -> None:
-        """Have `deepcopy` and pickle carry this attribute along: fx copies none but those it is told of."""
-        self.meta.setdefault("_user_preserved_attributes", {})[attribute] = getattr(self, attribute)
-
-    def _bind_methods(self, original: type) -> None:
-        self.original_type = original
-        self.remember("original_type")
-        if self.__dict__.get("classifier_paths"):
-            object.__setattr__(self, "get_classifier", types.MethodType(_get_classifier, self))
-
     def keep_answers_(self, answers: dict[str, Any]) -> None:
         """Answer as the original model did when asked for its classifier or for parameter groups: the names are the same."""
         self.classifier_paths = answers.pop("get_classifier", ())
-        self.remember("classifier_paths")
-        self._bind_methods(self.original_type)
         for name, answer in answers.items():
             object.__setattr__(self, name, functools.partial(_answer, answer))
-            self.remember(name)
 
     def train(self, mode: bool = True) -> TicketGraph:
-        graphs = self.__dict__.get("_graphs", {})
-        wanted = graphs.get(mode, graphs.get(False))
+        wanted = self._graph_of(mode)
         if wanted is not None and wanted is not self._graph:
             self.graph = wanted
         return super().train(mode)
 
+    def _graph_of(self, mode: bool) -> fx.Graph | None:
+        graphs = self.__dict__.get("_graphs", {})
+        return graphs.get(mode, graphs.get(False))
+
+    # -- methods of the original model ---------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        methods = self.__dict__.get("original_methods", ())
+        if name not in methods:
+            return super().__getattr__(name)
+        if name == "get_classifier" and self.classifier_paths:
+            return types.MethodType(_get_classifier, self)
+        if name == "reset_classifier" and self.reset_classifier_with is not None and len(self.classifier_paths) == 1:
+            return functools.partial(self.reset_classifier_with, self)
+        if name == FEATURES and self._marked("result_of", FEATURES):
+            return self._run_features
+        if name == HEAD and self._marked("input_of", HEAD):
+            return self._run_head
+        hint = _HINTS.get(name, "what it needs can be taken from the network before it is transformed")
+        raise NotKept(
+            f"{self.original_name}.{name} is gone: with {self._bits()} activations this network's forward is a graph, which other "
+            f"methods of its class know nothing of; {hint}."
+        )
+
+    def _bits(self) -> str:
+        plan = self.__dict__.get("ticket_plan")
+        return f"{plan.spec.activation_bits}-bit" if plan is not None else "few-bit"
+
+    def _marked(self, role: str, name: str) -> fx.Node | None:
+        graph = self._graph_of(self.training)
+        assert graph is not None
+        found = [node for node in graph.nodes if node.meta.get(role) == name]
+        return found[0] if len(found) == 1 else None
+
+    def _run_features(self, x: Any) -> Any:
+        """The part of `forward` before the head, of which it is the one argument."""
+        end = self._marked("result_of", FEATURES)
+        assert end is not None
+        inputs = [node for node in end.graph.nodes if node.op == "placeholder"]
+        given = {node: node.args[0] if node.args else x for node in inputs} | {inputs[0]: x}
+        return self._run_between(given, end)
+
+    def _run_head(self, x: Any, pre_logits: bool = False) -> Any:
+        """The rest of `forward`."""
+        if pre_logits:
+            raise NotKept(f"{self.original_name}.forward_head runs with pre_logits=False only: its graph was traced so.")
+        start = self._marked("input_of", HEAD)
+        assert start is not None
+        output = next(node for node in start.graph.nodes if node.op == "output")
+        return self._run_between({start: x}, output)
+
+    def _run_between(self, given: dict[fx.Node, Any], end: fx.Node) -> Any:
+        needed, waiting = set(given), [end]
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                waiting += node.all_input_nodes
+        interpreter = fx.Interpreter(self, garbage_collect_values=False, graph=end.graph)
+        interpreter.env = dict(given)
+        for node in end.graph.nodes:
+            if node in needed and node not in given:
+                if node.op == "placeholder":
+                    raise NotKept(f"{self.original_name}.forward_head needs more than its argument: {node.target}.")
+                interpreter.env[node] = interpreter.run_node(node)
+        return interpreter.env[end]
+
+    # -- copies --------------------------------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        """Everything but the graphs and what fx makes of them."""
+        return {name: value for name, value in self.__dict__.items() if name not in _FX_STATE}
+
     def __deepcopy__(self, memo: Any) -> TicketGraph:
-        graphs, self._graphs = self._graphs, {}
-        modules = self.__dict__["_modules"]
-        try:
-            copied: Any = super().__deepcopy__(memo)
-        finally:
-            self._graphs = graphs
-        for name, module in modules.items():  # fx copies only what the active graph calls
-            copied._modules[name] = copy.deepcopy(module, memo)
-        copied._graphs = {mode: copied._graph if graph is self._graph else copy.deepcopy(graph) for mode, graph in graphs.items()}
-        copied._bind_methods(self.original_type)
-        copied.__dict__["training"] = self.training
+        copied = _empty_graph(type(self).__name__)
+        memo[id(self)] = copied
+        graphs = {mode: copy.deepcopy(graph) for mode, graph in self._graphs.items()}
+        copied._fill_(copy.deepcopy(self._state(), memo), graphs)
         return copied
 
     def __reduce__(self) -> Any:
-        if len(self._graphs) > 1:
-            raise MptifyError("A model that runs differently in train() and eval() can't be pickled whole; save its state_dict() instead.")
-        return super().__reduce__()
+        graphs = {mode: graph_state.to_state(graph) for mode, graph in self._graphs.items()}
+        return _empty_graph, (type(self).__name__,), (self._state(), graphs)
+
+    def __setstate__(self, state: tuple[dict[str, Any], dict[bool, Any]]) -> None:
+        attributes, graphs = state
+        self._fill_(attributes, {mode: graph_state.from_state(graph) for mode, graph in graphs.items()})
+
+    def _fill_(self, attributes: dict[str, Any], graphs: dict[bool, fx.Graph]) -> None:
+        self.__dict__.update(attributes)
+        self._graphs = graphs
+        graph = self._graph_of(self.training)
+        assert graph is not None
+        self.graph = graph
+
+
+_FX_STATE = set(vars(fx.GraphModule(nn.Module(), fx.Graph()))) - set(vars(nn.Module())) | {"_graph", "_graphs"} - {"meta"}
+
+
+def _empty_graph(name: str) -> TicketGraph:
+    return TicketGraph(nn.Module(), fx.Graph(), name)
+
+
+def _methods_of(original: type) -> frozenset[str]:
+    """The public methods that a class has beside those of every graph."""
+    own = {name for name in dir(original) if not name.startswith("_") and callable(getattr(original, name, None))}
+    return frozenset(own - set(dir(fx.GraphModule)))
 
 
 def answers_of(model: nn.Module) -> dict[str, Any]:

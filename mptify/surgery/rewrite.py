@@ -11,6 +11,7 @@ from mptify.layers import TicketParameter
 from mptify.norms import Binarize, Sign
 from mptify.surgery import handlers
 from mptify.surgery.attention import TicketMultiheadAttention
+from mptify.surgery.classifier import reset_classifier_
 from mptify.surgery.edit import edited_region, make_norm
 from mptify.surgery.graphs import TicketGraph, answers_of
 from mptify.surgery.plan import NormBefore, Plan, PlannedLayer
@@ -53,8 +54,8 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     let_train_(model, plan)
     model.ticket_plan = plan
     if isinstance(model, TicketGraph):
-        model.remember("ticket_plan")
         model.keep_answers_(answers)
+        model.reset_classifier_with = reset_classifier_
     return model
 
 

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
-import random
 import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 
 from mptify.errors import CannotConvert
-from mptify.surgery import handlers
-from mptify.surgery.graphs import expect_default
+from mptify.surgery import handlers, isolated
+from mptify.surgery.graphs import FEATURES, HEAD, expect_default
+from mptify.surgery.isolated import IsolatedTracer, original_type
 
 __all__ = ["Region", "Traced", "is_opaque", "join", "trace"]
 
@@ -34,7 +31,7 @@ _MAX_TRIES = 25
 _PRIMITIVES = (
     nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
     nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.dropout._DropoutNd, nn.MultiheadAttention,
-    nn.Embedding, torch.jit.ScriptModule,
+    nn.Embedding, torch.jit.ScriptModule, isolated.ScriptStandIn,
 )  # fmt: skip
 _REGULARIZERS = ("DropPath", "StochasticDepth", "DropBlock2d", "PatchDropout")  # random in train(), nothing in eval()
 
@@ -165,16 +162,15 @@ def _trace_both_modes(module: nn.Module) -> dict[bool, fx.Graph]:
     for _ in range(_MAX_TRIES):
         scratch = _scratch_copy(module)
         try:
-            with _mode_watched(scratch, training=False) as reads:
-                graphs = {False: _trace_once(scratch, opaque)}
-            if reads:
-                with _mode_watched(scratch, training=True):
-                    graphs[True] = _trace_once(scratch, opaque)
+            graph, mode_matters = _trace_once(scratch, opaque, training=False)
+            graphs = {False: graph}
+            if mode_matters:
+                graphs[True], _ = _trace_once(scratch, opaque, training=True)
         except Exception as error:
             failed = getattr(error, "failed_module", None)
-            if failed is None or failed is scratch or type(failed) in opaque:
+            if failed is None or failed is scratch or original_type(failed) in opaque:
                 raise
-            opaque.add(type(failed))
+            opaque.add(original_type(failed))
         else:
             _bring_constants_(module, scratch, graphs)
             return graphs
@@ -191,19 +187,20 @@ def _scratch_copy(module: nn.Module) -> nn.Module:
     return scratch
 
 
-def _trace_once(module: nn.Module, opaque: set[type]) -> fx.Graph:
-    before = _random_states()
+def _trace_once(module: nn.Module, opaque: set[type], training: bool) -> tuple[fx.Graph, bool]:
+    """The graph in one mode, and whether the code that was run looked at the mode."""
     versions = [buffer._version for buffer in module.buffers()]
-    graph = RegionTracer(opaque).trace(module, _defaults_of(module))
+    tracer = RegionTracer(opaque)
+    tracer.mode = training
+    graph = tracer.trace(module, _defaults_of(module))
+    mode_matters = bool(tracer.mode_reads)
     _restore_names_(graph, module)
     _make_lists_afresh_(graph)
-    if before != _random_states():
-        raise RuntimeError("its forward() draws random numbers that a trace would freeze")
     if versions != [buffer._version for buffer in module.buffers()]:
         raise RuntimeError("its forward() changes a buffer while it is traced")
     if any(not node.users and _works_in_place(node, module) for node in graph.nodes):
         raise RuntimeError("its forward() uses the result of an in-place operation by its old name")
-    return graph
+    return graph, mode_matters
 
 
 def _works_in_place(node: fx.Node, root: nn.Module) -> bool:
@@ -250,12 +247,6 @@ def is_opaque(function: Any) -> bool:
     return isinstance(function, FunctionType) and not (function.__module__ or "").startswith("torch.")
 
 
-def _random_states() -> tuple:
-    state: Any = np.random.get_state()
-    kind, keys, *rest = state
-    return random.getstate(), (kind, keys.tobytes(), *rest), torch.get_rng_state().numpy().tobytes()
-
-
 def _bring_constants_(module: nn.Module, scratch: nn.Module, graphs: dict[bool, fx.Graph]) -> None:
     """Tensors that `forward` made out of nothing, which fx hung on the module that it traced."""
     for graph in graphs.values():
@@ -270,39 +261,39 @@ def _defaults_of(module: nn.Module) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.default is not p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
-@contextmanager
-def _mode_watched(module: nn.Module, training: bool) -> Iterator[list[str]]:
-    """Hold `training` at one value for everything in `module`, and tell whether any `forward` looked at it.
-
-    A property on `nn.Module` itself answers for the traced modules while fx runs their code; no attribute is touched.
-    """
-    reads: list[str] = []
-    watched = {id(part) for part in module.modules()}
-
-    def read(self: nn.Module) -> bool:
-        if id(self) not in watched:
-            return self.__dict__["training"]
-        reads.append(type(self).__name__)
-        return training
-
-    def write(self: nn.Module, mode: bool) -> None:
-        self.__dict__["training"] = mode
-
-    nn.Module.training = property(read, write)  # type: ignore[assignment]
-    try:
-        yield reads
-    finally:
-        del nn.Module.training
-
-
-class RegionTracer(fx.Tracer):
+class RegionTracer(IsolatedTracer):
     """fx's tracer with every layer, norm and regularizer as a leaf, whatever package its class comes from."""
 
     def __init__(self, opaque: Collection[type] = ()):
         modules, functions = _timm_notrace()
-        super().__init__(autowrap_modules=(math,), autowrap_functions=tuple(functions), param_shapes_constant=True)
+        super().__init__(functions)
         self.opaque = (*modules, *opaque)
+        self.observed_methods = (FEATURES, HEAD)
+        self.head_result: fx.Node | None = None
         self.calls: dict[Any, int] = {}
+
+    def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
+        graph = super().trace(root, concrete_args)
+        output = next(node for node in reversed(graph.nodes) if node.op == "output")
+        if output.args[0] is not self.head_result:  # `forward` does more with what `forward_head` returned
+            for node in graph.nodes:
+                node.meta.pop("input_of", None)
+        return graph
+
+    def on_method_end(self, name: str, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        """Mark the values between the parts that timm's models are made of, so that a rewritten graph can run them alone."""
+        _, value, *others = inspect.signature(getattr(type(self.root), name)).parameters.values()
+        passed = dict(zip((one.name for one in others), args[1:], strict=False)) | kwargs
+        if any(passed.get(one.name, one.default) is not one.default for one in others) or value.name in kwargs:
+            return
+        if not isinstance(args[0], fx.Proxy) or not isinstance(result, fx.Proxy):
+            return
+        given, made = args[0].node, result.node
+        if name == FEATURES and given.op == "placeholder":
+            made.meta["result_of"] = name
+        elif name == HEAD:
+            given.meta["input_of"] = name
+            self.head_result = made
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if handlers.fused_activation(m) is not None:
@@ -352,7 +343,8 @@ class RegionTracer(fx.Tracer):
 def _caller() -> tuple[str, int]:
     """File and line of the model's code that is being run."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+    ours = (__file__, isolated.__file__)
+    while frame.f_back is not None and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename in ours):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mptify import catalog, randomness
 from mptify.errors import MptifyError, TicketMismatch
+from mptify.init_mode import InitMode
 from mptify.surgery import ticket_layers, transform
 from mptify.ticket.format import Architecture, Ticket
 from mptify.ticket.store import floats_of
@@ -45,36 +46,40 @@ def build(ticket: Ticket, path: str | Path, parameters: int) -> nn.Module:
     architecture = ticket.architecture
     if architecture is None:
         raise TicketMismatch(f"{path} holds a ticket of a model that no registry knows; pass that model: mptify.load(path, model=...).")
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
     try:
         entry = catalog.resolve(str(architecture))
         _require_size(architecture, entry, path, parameters)
-        with torch.random.fork_rng(devices=[]):
-            return _without_weights(entry, architecture)
+        return _without_weights(entry, architecture)
     except MptifyError:
         raise
     except Exception as error:  # whatever a builder makes of arguments that it was never built with
         raise TicketMismatch(f"{path}: {architecture} can't be built with {architecture.arguments}: {error}.") from error
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _without_weights(entry: catalog.Entry, architecture: Architecture) -> nn.Module:
-    """The network with its parameters on `meta`; for real, where its builder looks at their values."""
+    """The network with its parameters on `meta`; a real one where its builder computes with their values."""
+    blank = InitMode("blank")
     try:
-        with catalog.hollow():
+        with blank:
             network = catalog.build(entry, **architecture.arguments)
-        if not any(_computed_on_meta(module) for module in network.modules()):
-            return network
-    except Exception:  # a builder that computes with its weights; if something else is wrong, it is so again below
-        pass
-    with catalog.quick_init():
+    except Exception:  # a builder that can't do with blank weights; if something else is wrong, it is so again below
+        blank.read_blank = True
+    if not blank.read_blank:
+        return _emptied_parameters_(network)
+    with InitMode():
         return catalog.build(entry, **architecture.arguments)
 
 
-def _computed_on_meta(module: nn.Module) -> bool:
-    return any(isinstance(value, Tensor) and value.is_meta for value in (*module._buffers.values(), *vars(module).values()))
+def _emptied_parameters_(network: nn.Module) -> nn.Module:
+    """Move parameters to `meta`, where they need no memory; those that modules share stay shared."""
+    empty: dict[int, nn.Parameter] = {}
+    for module in network.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in empty:
+                    empty[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                module._parameters[name] = empty[id(parameter)]
+    return network
 
 
 def _require_size(architecture: Architecture, entry: catalog.Entry, path: str | Path, here: int) -> None:

@@ -77,13 +77,14 @@ def test_copies_and_state_dicts_carry_everything(net, bits):
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
-def test_a_model_can_be_pickled_unless_its_two_modes_differ(net, bits):
-    ticketed = mptify.transform(net, bits=bits, prune=0.5).eval()
-    if isinstance(ticketed, torch.fx.GraphModule) and isinstance(net, TrainOnlyBranch):
-        with pytest.raises(mptify.MptifyError, match="save its state_dict"):
-            pickle.dumps(ticketed)
-        return
-    assert same(pickle.loads(pickle.dumps(ticketed))(images()), ticketed(images()))
+def test_a_model_can_be_pickled_whole_and_runs_alike_in_both_modes(net, bits):
+    ticketed = mptify.transform(net, bits=bits, prune=0.5)
+    again = pickle.loads(pickle.dumps(ticketed))
+    for mode in (False, True):
+        torch.manual_seed(0)
+        wanted = ticketed.train(mode)(images())
+        torch.manual_seed(0)
+        assert same(again.train(mode)(images()), wanted)
 
 
 def test_the_callers_model_stays_as_it_was(net):

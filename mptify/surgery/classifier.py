@@ -1,0 +1,64 @@
+"""Another number of classes for a ticket model whose `forward` is a graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from mptify.errors import BadSpec, NotKept
+from mptify.functional import kept_count
+from mptify.init_mode import InitMode
+from mptify.layers import Ticketed
+from mptify.surgery import handlers
+from mptify.surgery.plan import plan_of
+
+__all__ = ["reset_classifier_"]
+
+
+def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = None) -> None:
+    """Put a fresh ticket layer in place of the classifier, as timm's `reset_classifier` puts a fresh dense one; 0 removes it.
+
+    Raises:
+        NotKept: if the classifier is no ticket of a linear layer, has lost its scores, or another pooling is wanted.
+        BadSpec: if `num_classes` is not a whole number from 0.
+    """
+    path = model.classifier_paths[0]
+    old, plan = model.get_submodule(path), plan_of(model)
+    if global_pool is not None:
+        raise NotKept(f"reset_classifier(global_pool={global_pool!r}): the pooling is part of the graph; choose it before the transform.")
+    if not isinstance(num_classes, int) or num_classes < 0:
+        raise BadSpec(f"reset_classifier(num_classes={num_classes!r}): a whole number from 0 is needed.")
+    if not isinstance(old, Ticketed) or not issubclass(type(old).stands_for(), nn.Linear) or old.is_bare:
+        reason = "was loaded without scores" if isinstance(old, Ticketed) and old.is_bare else f"is a {type(old).__name__}"
+        raise NotKept(f"{path}: this classifier {reason}, so it can't be made anew; give the network its classes before the transform.")
+    fresh: nn.Module = nn.Identity() if num_classes == 0 else _fresh_ticket(old, plan.spec, path, num_classes)
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, fresh)
+    model.num_classes = num_classes
+    plan.layers = [
+        replace(layer, shape=(num_classes, *layer.shape[1:]), kept=_kept(layer.shape, num_classes, plan.spec.prune_of(path)))
+        if layer.name == path
+        else layer
+        for layer in plan.layers
+        if layer.name != path or num_classes
+    ]
+
+
+def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module:
+    with InitMode(seed=spec.seed):
+        dense = type(old).stands_for()(old.in_features, num_classes, bias=spec.bias == "learn").to(old.compute_dtype)
+    handler = handlers.find(dense)
+    assert handler is not None
+    fresh: Any = handler.convert(dense, spec, path)
+    fresh.before = old.before
+    if old.threshold is not None:
+        threshold = fresh.threshold = old.threshold
+        threshold.layers[threshold.layers.index(old)] = fresh
+        threshold.set_prune_(spec.prune)
+    return fresh.to(old.scores.device).train(old.training)
+
+
+def _kept(shape: tuple[int, ...], num_classes: int, prune: float) -> int:
+    return kept_count(num_classes * shape[1], prune)
