@@ -34,7 +34,8 @@ class Images:
     """One split. In memory: `pixels` (uint8, images × channels × height × width) and `labels`. Else `files`, a map-style data set.
 
     The network sees pixels from 0 to 1, less `mean`, over `deviation` (one number per channel); files give uint8 as well then.
-    A data set of the caller's own gives what the network sees, and these are empty.
+    A data set of the caller's own gives what the network sees, and these are empty. Where files number their classes otherwise
+    than the network does, `numbers` holds the network's class of each of theirs.
     """
 
     labels: Tensor | None
@@ -47,6 +48,7 @@ class Images:
     flip: bool = False
     workers: int = 0
     names: tuple[str, ...] = ()
+    numbers: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.pixels if self.pixels is not None else self.files)  # type: ignore[arg-type]
@@ -215,7 +217,9 @@ def _from_files(images: Images, shares: Iterable[Tensor], device: Any, seed: int
         for batch in batches:
             if isinstance(batch, _Unreadable):
                 raise BadData(batch.text)
-            pixels, labels = batch[0].to(device, non_blocking=True), torch.as_tensor(batch[1]).to(device)
+            labels = torch.as_tensor(batch[1])
+            labels = labels if images.numbers is None else images.numbers[labels]
+            pixels, labels = batch[0].to(device, non_blocking=True), labels.to(device)
             yield _normalized(pixels, images) if images.mean else pixels, labels
     finally:
         del batches  # whose processes end with it, and are waited for if an exception holds this frame instead

@@ -210,17 +210,23 @@ def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any
             raise BadData(f"{spec.source}: streams have no length; a search needs a data set whose images can be numbered.")
         files.transform = _transforms(spec.size or 224)[split]
         found.append(files)
-    return found, _classes_of(found, spec), ()
+    names = _names_of(found, spec)
+    return found, len(names) or _classes_of(found, spec), names
 
 
-def _classes_of(found: list[Any], spec: DataSpec) -> int:
-    """Of data sets that timm opened, which come from many libraries."""
-    readers: list[Any] = [getattr(files, "reader", files) for files in found]
+def _names_of(found: list[Any], spec: DataSpec) -> tuple[str, ...]:
+    """The classes of data sets that timm opened, which come from many libraries; empty where they have no names."""
+    readers = [getattr(files, "reader", files) for files in found]
     for key in ("class_to_idx", "classes"):
         if all(getattr(reader, key, None) for reader in readers):
             named = [getattr(reader, key) for reader in readers]
             _require_same_classes(spec.source, named)
-            return len(named[0])
+            return tuple(map(str, sorted(named[0], key=named[0].get) if isinstance(named[0], dict) else named[0]))
+    return ()
+
+
+def _classes_of(found: list[Any], spec: DataSpec) -> int:
+    readers: list[Any] = [getattr(files, "reader", files) for files in found]
     if not all(hasattr(reader, "samples") for reader in readers):
         raise BadData(f"{spec.source}: does not say how many classes it has; imagefolder:FOLDER reads a folder of images.")
     return 1 + max(label for reader in readers for _, label in reader.samples)

@@ -19,7 +19,7 @@ from mptify.ticket.store import read, require_match
 from mptify.training.data import Images, first_images, sizes
 from mptify.training.evaluation import judging, logits_of
 
-__all__ = ["architecture_of", "begin_with_", "build_network", "prepared", "require_fit"]
+__all__ = ["architecture_of", "begin_with_", "build_network", "classes_of", "prepared", "require_fit"]
 
 
 def architecture_of(entry: catalog.Entry, images: Images) -> Architecture:
@@ -103,6 +103,13 @@ def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:
 
 def require_fit(network: nn.Module, images: Images, device: Any) -> None:
     """Say before the first step, not in it, that images and network don't fit."""
+    classes = classes_of(network, images, device)
+    if classes < images.classes:
+        raise BadData(f"The data has {images.classes} classes, and the network tells only {classes} apart.")
+
+
+def classes_of(network: nn.Module, images: Images, device: Any) -> int:
+    """How many classes the network tells apart; raises `BadData` if it can't take such images."""
     sample = first_images(images, 2, device)
     with judging(network):
         try:
@@ -111,5 +118,4 @@ def require_fit(network: nn.Module, images: Images, device: Any) -> None:
             raise
         except Exception as error:  # whatever torch says of a wrong shape
             raise BadData(f"The network can't take images of {sizes(tuple(sample.shape[1:]))}: {first_line(error)}.") from error
-    if logits.shape[1] < images.classes:
-        raise BadData(f"The data has {images.classes} classes, and the network tells only {logits.shape[1]} apart.")
+    return logits.shape[1]
