@@ -23,7 +23,7 @@ from mptify.training.process import born_deaf, leave_stopping_to_the_search
 
 __all__ = [
     "Images", "as_images", "as_pair", "batches_of", "checked_pixels", "evaluation_batches", "first_images", "images_in_step", "mixed",
-    "sizes", "training_batches",
+    "require_classes", "sizes", "training_batches",
 ]  # fmt: skip
 
 Batch = tuple[Tensor, Tensor]
@@ -186,6 +186,8 @@ def _randomness_from(seed: int) -> Iterator[None]:
 
 def _name_of(files: Any, index: int) -> str:
     files, index = _behind_subsets(files, index)
+    if hasattr(files, "name_of"):
+        return files.name_of(index)
     samples = getattr(files, "samples", None)
     return str(samples[index][0]) if samples is not None else f"image {index}"
 
@@ -233,9 +235,17 @@ def as_pair(train: Any, val: Any, workers: int = 0) -> tuple[Images, Images]:
     pair = as_images(train, "train", workers), as_images(val, "val", workers)
     if not isinstance(val, Images) and pair[0].mean and pair[1].mean:
         pair[1].mean, pair[1].deviation = pair[0].mean, pair[0].deviation
+    require_classes(pair[0], "train")
     if pair[0].shape() != pair[1].shape():
         raise BadData(f"Training images are {sizes(pair[0].shape())}, those for validation {sizes(pair[1].shape())}.")
     return pair
+
+
+def require_classes(images: Images, what: str) -> None:
+    """Raise unless there is something to tell apart: with one class, a network that says nothing else is always right."""
+    count = images.classes if images.labels is None else len(images.labels.unique())
+    if count < 2:
+        raise BadData(f"{what}: all images are of one class; a search needs at least two to tell apart.")
 
 
 def as_images(data: Any, what: str, workers: int = 0) -> Images:
