@@ -242,7 +242,7 @@ def _names_of(found: list[Any], spec: DataSpec) -> tuple[str, ...]:
         if all(getattr(reader, key, None) for reader in readers):
             named = [getattr(reader, key) for reader in readers]
             _require_same_classes(spec.source, named)
-            return tuple(map(str, sorted(named[0], key=named[0].get) if isinstance(named[0], dict) else named[0]))
+            return tuple(map(str, sorted(named[0], key=named[0].__getitem__) if isinstance(named[0], dict) else named[0]))
     return ()
 
 
