@@ -43,7 +43,7 @@ def search(
     """Search a ticket: train scores that say which of a network's random weights to keep.
 
     Without arguments, an 80 %-pruned ticket of scikit-learn's digits, in less than a minute. On several devices:
-    `accelerate launch -m mptify search ...`.
+    `accelerate launch -m mptify search ...`, or `torchrun --nproc-per-node 2 -m mptify search ...`.
     """
     from mptify.cli.launching import start_all_processes
     from mptify.cli.progress import say

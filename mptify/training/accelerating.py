@@ -17,7 +17,14 @@ def meet() -> None:
     """Wait for all processes, if there are several."""
     from accelerate import Accelerator
 
-    Accelerator().wait_for_everyone()
+    Accelerator(cpu=_without_devices()).wait_for_everyone()
+
+
+def _without_devices() -> bool:
+    """Whether several processes share CPUs only: Accelerate connects these only if it is told so, as its own launcher does."""
+    import torch
+
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available()
 
 
 def processes_asked_for() -> int | None:
@@ -63,10 +70,19 @@ def accelerator_for(spec: SearchSpec, out: Any) -> Any:
     AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
     try:
         accelerator = Accelerator(
-            mixed_precision=spec.precision, log_with=list(spec.trackers) or None, project_dir=str(out) if out else None
+            cpu=_without_devices(),
+            mixed_precision=spec.precision,
+            log_with=list(spec.trackers) or None,
+            project_dir=str(out) if out else None,
         )
     except ValueError as error:
         raise MptifyError(f"Accelerate can't be set up: {error}") from None
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes < started:
+        raise MptifyError(
+            f"{started} processes were started, and Accelerate connects {accelerator.num_processes} of them: "
+            "each would search alone, in the same folder; start one, or use `accelerate launch`."
+        )
     accelerator.gradient_accumulation_steps = 1  # whatever the launcher says: this loop does it itself
     if len(accelerator.log_with) != len(spec.trackers):
         raise MptifyError(f"trackers: not all of {', '.join(spec.trackers)} are installed.")

@@ -101,6 +101,35 @@ def test_the_command_line_starts_all_processes_and_speaks_once(tmp_path):
     assert again.stderr.count("holds a finished run already") == 1
 
 
+def torchrun(*arguments, **environment):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(_free_port())]
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE_")}
+    environment = plain | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+
+
+def test_plain_torchrun_searches_as_accelerate_does(tmp_path):
+    """One search of two processes: the same bytes, and everything said once."""
+    settings = ["--set", "epochs=2", "--set", "data.train_images=300"]
+    found = torchrun("-m", "mptify", "search", "--out", tmp_path / "torchrun", *settings)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stderr.count("2 processes") == 1
+    assert found.stderr.count("biprop   1/2") == 1
+    assert found.stdout.count("accuracy") == 1
+    other = launch(2, "search", "--out", tmp_path / "accelerate", *settings, script=None)
+    assert other.returncode == 0, other.stderr[-3000:]
+    for name in ("last.ticket", "best.ticket", "baseline/last.safetensors"):
+        assert (tmp_path / "torchrun" / name).read_bytes() == (tmp_path / "accelerate" / name).read_bytes()
+
+
+def test_plain_torchrun_runs_a_script_of_ones_own(tmp_path):
+    found = torchrun(ROOT / "tests/training/two.py", tmp_path, "search")
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.count("finished=True") == 2
+    first, second = (np.load(tmp_path / f"masks{rank}.npz") for rank in (0, 1))
+    assert all(np.array_equal(first[name], second[name]) for name in first.files)
+
+
 def test_a_script_that_the_launcher_left_alone_is_told_so(tmp_path):
     result = launch(2, tmp_path, "search", how=["--cpu"])
     assert result.returncode != 0
