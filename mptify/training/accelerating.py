@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from mptify.errors import MptifyError
+from mptify.errors import LostProcess, MptifyError
 from mptify.recipe import SearchSpec
 
-__all__ = ["Whole", "accelerator_for", "flat", "meet", "processes_asked_for"]
+__all__ = ["Whole", "accelerator_for", "flat", "meet", "processes_asked_for", "together"]
 
 
 def meet() -> None:
     """Wait for all processes, if there are several."""
     from accelerate import Accelerator
 
-    Accelerator(cpu=_without_devices()).wait_for_everyone()
+    with together():
+        Accelerator(cpu=_without_devices()).wait_for_everyone()
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Where another process of the search ends within, this one raises `LostProcess` instead of what its network says."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost_connection(error):
+            raise
+        raise LostProcess("Another process of this search has ended, and no other can go on without it.") from None
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    import torch
+
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return "gloo" in str(error) and torch.distributed.is_initialized()  # whose errors have no type of their own
 
 
 def _without_devices() -> bool:

@@ -24,7 +24,7 @@ from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture
 from mptify.ticket.store import ticket_of, write
-from mptify.training.accelerating import Whole, accelerator_for, flat
+from mptify.training.accelerating import Whole, accelerator_for, flat, together
 from mptify.training.data import Images, as_pair, batches_of, first_images, images_in_step, mixed, training_batches
 from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of, loss_of
 from mptify.training.health import Masks, constant_layers, require_agreement
@@ -103,7 +103,7 @@ def search(
         spec = spec.model_copy(update=own) if isinstance(spec, SearchSpec) else {**(spec or {}), **own}
     spec = make_search_spec(spec)
     pair = as_pair(train, val, workers)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with together(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return _Search(model, *pair, spec, out, resume, architecture, watcher or Watcher()).go()
 
 
