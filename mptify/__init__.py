@@ -1,32 +1,73 @@
-"""mptify: any torchvision or timm network becomes its multi-prize version, a sparse binary ticket."""
+"""mptify: any torchvision or timm network becomes its multi-prize version, a sparse binary ticket.
 
-from mptify.errors import (
-    BadData,
-    BadSpec,
-    CannotConvert,
-    DamagedTicket,
-    Disagreement,
-    LeftDense,
-    MptifyError,
-    NothingToConvert,
-    RunExists,
-    TicketMismatch,
-    UnknownModel,
-)  # fmt: skip
-from mptify.layers import Sign, TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
-from mptify.recipe import SearchSpec
-from mptify.reporting import Report, report
-from mptify.runtime import pack
-from mptify.spec import TicketSpec
-from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform
-from mptify.ticket import Deck, Ticket, load, read, save, swap_, ticket_of
-from mptify.training import Result, Watcher, search
+Public names are imported when they are first used, so that the program answers before torch is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mptify.errors import (
+        BadData,
+        BadSpec,
+        CannotConvert,
+        DamagedTicket,
+        Disagreement,
+        LeftDense,
+        LostProcess,
+        MptifyError,
+        NothingToConvert,
+        RunExists,
+        TicketMismatch,
+        UnknownModel,
+    )
+    from mptify.layers import Sign, TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
+    from mptify.recipe import SearchSpec
+    from mptify.reporting import Report, report
+    from mptify.runtime import pack
+    from mptify.spec import TicketSpec
+    from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform  # type: ignore[no-redef]
+    from mptify.ticket import Deck, Ticket, load, read, save, swap_, ticket_of
+    from mptify.training import Result, Watcher, search
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BadData", "BadSpec", "CannotConvert", "DamagedTicket", "Deck", "Disagreement", "Handler", "LeftDense", "MptifyError",
+    "BadData", "BadSpec", "CannotConvert", "DamagedTicket", "Deck", "Disagreement", "Handler", "LeftDense", "LostProcess", "MptifyError",
     "NothingToConvert", "Plan", "Report", "Result", "RunExists", "SearchSpec", "Sign", "Ticket", "TicketConv1d", "TicketConv2d",
     "TicketConv3d", "TicketLinear", "TicketMismatch", "TicketSpec", "UnknownModel", "Watcher", "load", "pack", "plan", "read", "register",
     "report", "save", "search", "swap_", "ticket_layers", "ticket_of", "transform",
 ]  # fmt: skip
+
+_PLACES = {
+    "errors": (
+        "BadData", "BadSpec", "CannotConvert", "DamagedTicket", "Disagreement", "LeftDense", "LostProcess", "MptifyError",
+        "NothingToConvert", "RunExists", "TicketMismatch", "UnknownModel",
+    ),
+    "layers": ("Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear"),
+    "recipe": ("SearchSpec",),
+    "reporting": ("Report", "report"),
+    "runtime": ("pack",),
+    "spec": ("TicketSpec",),
+    "surgery": ("Handler", "Plan", "plan", "register", "ticket_layers", "transform"),
+    "ticket": ("Deck", "Ticket", "load", "read", "save", "swap_", "ticket_of"),
+    "training": ("Result", "Watcher", "search"),
+}  # fmt: skip
+_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
+_PACKAGES = {*_PLACES, "catalog", "functional", "models", "native", "randomness"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACE_OF:
+        found = getattr(importlib.import_module(f"mptify.{_PLACE_OF[name]}"), name)
+        globals()[name] = found
+        return found
+    if name in _PACKAGES:
+        return importlib.import_module(f"mptify.{name}")
+    raise AttributeError(f"module 'mptify' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -1,6 +1,21 @@
-"""`python -m mptify`."""
+"""The program, as `mptify` and as `python -m mptify`."""
 
-from mptify.cli import main
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line. Nothing is imported before Ctrl-C is answered in one line."""
+    try:
+        from mptify.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            sys.stderr.write("mptify: stopped at once.\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -53,6 +53,10 @@ class Disagreement(MptifyError):
     """Processes that search one ticket together don't hold the same masks."""
 
 
+class LostProcess(MptifyError):
+    """One of the processes that search a ticket together has ended, and the others can't go on without it."""
+
+
 def first_line(error: BaseException) -> str:
     """Of what some library said, as a part of a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError, first_line
+from mptify.images import read_image
 from mptify.ticket.format import Ticket
 from mptify.ticket.loading import example_of, load
 from mptify.ticket.packed import is_packed, open_packed
@@ -90,15 +91,13 @@ def _fastest(model: Any, image: Tensor) -> int:
 
 def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:
     """A picture as the network saw its training images: cropped to their size, normalized as the ticket says."""
-    from PIL import Image
     from torchvision.transforms import v2
 
     channels, height, width = shape
     if path.is_dir():
         raise MptifyError(f"{path}: is a folder; name its images: {path}/*.")
     try:
-        with Image.open(path) as opened:
-            picture = opened.convert("RGB" if channels == 3 else "L")
+        picture = read_image(path, "RGB" if channels == 3 else "L")
     except Exception as error:  # Pillow's plugins raise whatever they like
         if isinstance(error, FileNotFoundError):
             raise MptifyError(f"{path}: there is no such file.") from None

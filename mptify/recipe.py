@@ -35,6 +35,11 @@ def _wanted(value: Any) -> Any:
     return {True: {}, False: None}.get(value, value) if isinstance(value, bool) else value
 
 
+def _no(value: Any) -> Any:
+    """YAML reads `precision: no` as false."""
+    return "no" if value is False else value
+
+
 class SearchSpec(BaseModel):
     """How a ticket is searched. `mptify.search` takes these, and a recipe adds a model and data."""
 
@@ -68,7 +73,7 @@ class SearchSpec(BaseModel):
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of a label that is spread over all classes.")
     clip: float | None = Field(None, gt=0, description="Largest norm of the gradient of all parameters; larger ones are scaled down.")
     ema: float | None = Field(None, gt=0, lt=1, description="Decay of a running mean of the scores, which tickets are then cut from.")
-    precision: Literal["no", "bf16", "fp16"] = Field("no", description="Mixed precision, by Accelerate.")
+    precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_no)] = Field("no", description="Mixed precision, by Accelerate.")
     compile: bool = Field(False, description="Run the network through torch.compile.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the order of images, of augmentation and of dropout.")
     checkpoint_minutes: float = Field(5.0, gt=0, description="Minutes between checkpoints within an epoch.")

@@ -91,6 +91,8 @@ def checked(model: type[Settings], settings: Mapping[str, Any]) -> Settings:
     """Settings of any kind, or `BadSpec` with one sentence that names the first wrong one."""
     try:
         return model(**settings)
+    except TypeError:  # what ** says of a mapping whose keys are no names
+        raise BadSpec(f"Settings have names, and {next(key for key in settings if not isinstance(key, str))!r} is none.") from None
     except ValidationError as error:
         raise BadSpec(_sentence(error, model)) from None
 
@@ -109,6 +111,46 @@ def _settings_of(kind: Any) -> Any:
     return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ()
 
 
+_OTHER_NAMES = {
+    "lr": ("learning_rate", "learningrate", "max_lr", "base_lr", "initial_lr", "eta"),
+    "batch": ("batch_size", "batchsize", "train_batch_size", "bs", "images_per_step"),
+    "epochs": ("epoch", "num_epochs", "n_epochs", "max_epochs", "num_train_epochs"),
+    "weight_decay": ("wd", "weight_decay", "l2"),
+    "optimizer": ("optim", "opt", "optimiser"),
+    "schedule": ("scheduler", "lr_scheduler", "lr_schedule", "sched"),
+    "warmup": ("warmup_epochs", "warm_up"),
+    "accumulate": ("grad_accum", "gradient_accumulation", "gradient_accumulation_steps", "accumulation_steps"),
+    "clip": ("grad_clip", "clip_grad", "max_grad_norm", "gradient_clip", "gradient_clip_val"),
+    "label_smoothing": ("smoothing",),
+    "precision": ("amp", "mixed_precision", "fp16", "bf16"),
+    "momentum": ("beta1",),
+    "ema": ("ema_decay", "model_ema"),
+    "model": ("network", "arch", "architecture", "backbone"),
+    "data": ("dataset",),
+    "source": ("path", "root", "folder", "dataset"),
+    "workers": ("num_workers", "n_workers"),
+    "size": ("image_size", "img_size", "input_size", "resolution"),
+    "prune": ("prune_rate", "pruning_rate", "prune_ratio", "pruning", "sparsity", "prune_fraction"),
+    "bits": ("precision_bits", "bit", "quantization", "weight_bits", "activation_bits"),
+    "exclude": ("ignore", "skip"),
+    "seed": ("random_seed", "random_state", "manual_seed"),
+    "learn_bn": ("learn_norm", "train_bn", "bn_learn"),
+    "threads": ("num_threads",),
+}
+
+
+def _usual_name(name: str, model: type[BaseModel]) -> list[str]:
+    """What other programs call so, here or in a section below; empty where nothing is."""
+    plain = name.lower().replace("-", "_")
+    for ours in [plain, *(ours for ours, others in _OTHER_NAMES.items() if plain in others)]:
+        if ours in model.model_fields:
+            return [ours]
+        inside = [f"{section}.{ours}" for section, field in model.model_fields.items() if ours in _settings_of(field.annotation)]
+        if inside:
+            return inside[:1]
+    return []
+
+
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
@@ -120,7 +162,7 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         before = name[: len(name) - len(path[0])]
         inside = [f"{section}.{path[0]}" for section, field in model.model_fields.items() if path[0] in _settings_of(field.annotation)]
-        near = inside or difflib.get_close_matches(path[0], model.model_fields, n=1)
+        near = inside or _usual_name(path[0], model) or difflib.get_close_matches(path[0], model.model_fields, n=1)
         hint = f"; did you mean {before + near[0]!r}?" if near else f"; the settings there are {', '.join(model.model_fields)}."
         return f"There is no setting {name!r}{hint}"
     if first["type"] == "missing":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
+from typing import Any
 
 import typer
 
@@ -36,6 +39,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("convert")(convert.convert)
 app.command("search")(search.search)
@@ -65,16 +69,60 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 
 
 def main() -> None:
-    """Run the command line; an error that a user can act on is one sentence and exit code 1."""
+    """Run the command line: an error that a user can act on is one sentence, with exit code 1; a wrong call has 2."""
     try:
-        app()
+        code = _run(sys.argv[1:])
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except MptifyError as error:
         rank = os.environ.get("RANK", "0")
-        typer.echo(f"mptify: {error}" if rank == "0" else f"mptify (process {rank}): {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("mptify: stopped at once.", err=True)
-        sys.exit(130)
+        code = _tell(f"mptify: {error}" if rank == "0" else f"mptify (process {rank}): {error}", 1)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        sys.stderr.close()
-        sys.exit(0)
+        code = 0
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        code = _tell(f"mptify: {error.filename or 'the output'} can't be written ({error.strerror}).", 1)
+    _let_go_of_streams()
+    sys.exit(code)
+
+
+_NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO}
+_ClickException: Any = typer.BadParameter.__mro__[2]  # click's own, or that of the copy which typer has
+
+
+def _run(arguments: list[str]) -> int:
+    """As typer does, but Ctrl-C is left to the caller, and a wrong call is one sentence instead of a box."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("mptify", arguments or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except _ClickException as error:
+        where = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError" and where is not None:
+            typer.echo(where.get_help())
+            return 2
+        path = where.command_path if where is not None else "mptify"
+        said = " ".join(error.format_message().split()).rstrip(".")
+        return _tell(f"{path}: {said}; `{path} --help` shows what it takes.", 2)
+    return 0
+
+
+def _tell(text: str, code: int) -> int:
+    """One line for the user, if anybody can read it; and the exit code."""
+    with contextlib.suppress(OSError):
+        typer.echo(text, err=True)
+    return code
+
+
+def _let_go_of_streams() -> None:
+    """What could not be written will not be at the interpreter's end either, and need not be said twice."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -23,7 +23,10 @@ def evaluate(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads for torch.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Top-1, top-5, loss and throughput of a ticket on the validation images of a data set."""
+    """Top-1, top-5, loss and throughput of a ticket on the validation images of a data set.
+
+    Classes are matched by name: a folder may hold only some of those that the ticket was searched on.
+    """
     from rich.progress import Progress
 
     from mptify.cli.console import console
@@ -33,8 +36,9 @@ def evaluate(
     from mptify.ticket.loading import load
     from mptify.ticket.store import read
     from mptify.training.evaluation import evaluate as measure
+    from mptify.training.labels import as_seen, with_labels_of
     from mptify.training.sources import is_in_files, load_data
-    from mptify.training.start import require_fit
+    from mptify.training.start import classes_of
 
     if threads is not None:
         import torch
@@ -46,18 +50,17 @@ def evaluate(
     seen = ticket.notes.get("input")
     if data is not None:
         settings = {"source": data} | ({"workers": settings["workers"]} if "workers" in settings else {})
-        if is_in_files(data) and isinstance(seen, dict):
-            settings["size"] = seen["shape"][-1]
+        shape = seen.get("shape") if isinstance(seen, dict) else None
+        if is_in_files(data) and isinstance(shape, list) and shape:
+            settings["size"] = shape[-1]
     if "source" not in settings:
         raise MptifyError(f"{file}: does not say what it was searched on; --data names the images.")
     _, images = load_data(checked(DataSpec, with_settings(settings, changes or [])), only_val=True)
-    if images.mean and isinstance(seen, dict) and len(seen.get("mean", ())) == len(images.mean):  # as its network saw them
-        images.mean, images.deviation = tuple(seen["mean"]), tuple(seen["std"])
     try:
         model = load(file, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter from builds of torch that know no such device
         raise MptifyError(f"--device {device}: {first_line(error)}.") from None
-    require_fit(model, images, device)
+    images = with_labels_of(as_seen(images, ticket.notes), ticket.notes, classes_of(model, images, device))
     out = console()
     with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
         task = progress.add_task("evaluating", total=len(images))

@@ -1,11 +1,26 @@
-"""What `accelerate launch` was asked for, where it did something else."""
+"""How several processes are started: what `accelerate launch` was asked for, and what goes on with a run."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from pathlib import Path
 
-__all__ = ["start_all_processes"]
+__all__ = ["resume_command", "start_all_processes"]
+
+
+def resume_command(folder: Path) -> str:
+    """What goes on with a run, started as this process was."""
+    from mptify.cli.progress import processes
+
+    count, start = processes(), "mptify"
+    if count > 1 and "ACCELERATE_MIXED_PRECISION" in os.environ:
+        where = "--cpu" if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes") else "--multi_gpu"
+        start = f"accelerate launch {where} --num_processes {count} -m mptify"
+    elif count > 1:
+        start = f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', count)} -m mptify"
+    return f"{start} search --resume --out {shlex.quote(str(folder))}"
 
 
 def start_all_processes() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +45,7 @@ def search(
     """Search a ticket: train scores that say which of a network's random weights to keep.
 
     Without arguments, an 80 %-pruned ticket of scikit-learn's digits, in less than a minute. On several devices:
-    `accelerate launch -m mptify search ...`.
+    `accelerate launch -m mptify search ...`, or `torchrun --nproc-per-node 2 -m mptify search ...`.
     """
     from mptify.cli.launching import start_all_processes
     from mptify.cli.progress import say
@@ -166,13 +168,13 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     if not searched:
         if is_main():
             say(_headline(recipe, entry, train, val, folder))
-        with Progress(recipe.method) as progress:
+        with _told_how_to_go_on(folder), Progress(recipe.method) as progress:
             result = run_search(network, train, val, recipe, out=folder, resume=resume, architecture=built, watcher=progress)
         if not result.finished or (result.asked and recipe.baseline is not None):
             _stopped(folder)
     if recipe.baseline is not None:
         dense = baseline_of(recipe)
-        with Progress("dense") as progress:
+        with _told_how_to_go_on(folder), Progress("dense") as progress:
             network = build_network(built, dense)
             other = run_search(network, train, val, dense, out=below, resume=again, watcher=progress)
         if not other.finished:
@@ -181,11 +183,25 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
         _summary(Run(folder), recipe, train.classes)
 
 
-def _stopped(folder: Path) -> None:
-    from mptify.cli.progress import processes, say
+@contextlib.contextmanager
+def _told_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Where another process ends within, the command that goes on with the run."""
+    from mptify.cli.launching import resume_command
+    from mptify.errors import LostProcess
 
-    launch = f"accelerate launch --num_processes {processes()} ... -m mptify" if processes() > 1 else "mptify"
-    say(f"Stopped and saved. `{launch} search --resume --out {folder}` goes on, and ends in the same bytes.")
+    try:
+        yield
+    except LostProcess as error:
+        if not (folder / "recipe.yaml").exists():
+            raise
+        raise LostProcess(f"{error} `{resume_command(folder)}` goes on from the last checkpoint.") from None
+
+
+def _stopped(folder: Path) -> None:
+    from mptify.cli.launching import resume_command
+    from mptify.cli.progress import say
+
+    say(f"Stopped and saved. `{resume_command(folder)}` goes on, and ends in the same bytes.")
     raise typer.Exit(130)
 
 

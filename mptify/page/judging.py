@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,12 @@ from mptify import catalog
 from mptify.errors import BadSpec, MptifyError, first_line
 from mptify.page.findings import Findings
 from mptify.recipe import Recipe
-from mptify.ticket.format import Ticket
 from mptify.ticket.loading import load
 from mptify.training.data import Images
 from mptify.training.evaluation import Evaluation, evaluate
+from mptify.training.labels import as_seen, with_labels_of
 from mptify.training.sources import load_data
-from mptify.training.start import architecture_of, build_network, prepared, require_fit
+from mptify.training.start import architecture_of, build_network, classes_of, prepared
 
 __all__ = ["Judged", "judge", "require_device"]
 
@@ -80,9 +80,10 @@ def judge(
     _, images = load_data(recipe.data.model_copy(update={"val_images": fewest}), only_val=True)
     network = _network(findings, recipe, images)
     if findings.cut is not None:
-        images = _as_seen(images, findings.cut.ticket)
+        images = as_seen(images, findings.cut.ticket.notes)
     network = network.to(device)
-    require_fit(network, images, device)
+    notes = findings.cut.ticket.notes if findings.cut is not None else {}
+    images = with_labels_of(images, notes, classes_of(network, images, device))
     seen: list[tuple[Tensor, Tensor]] = []
     done = 0
 
@@ -120,18 +121,6 @@ def _network(findings: Findings, recipe: Recipe, images: Images) -> nn.Module:
     except (safetensors.SafetensorError, RuntimeError, OSError) as error:
         raise MptifyError(f"{state}: does not hold the weights of {recipe.model} ({first_line(error)}).") from None
     return network.eval()
-
-
-def _as_seen(images: Images, ticket: Ticket) -> Images:
-    """Normalized as the search did it, where the ticket says how."""
-    seen = ticket.notes.get("input")
-    if not images.mean or not isinstance(seen, dict):
-        return images
-    found = [seen.get(key) for key in ("mean", "std")]
-    if not all(isinstance(one, list) and len(one) == len(images.mean) and all(isinstance(n, (int, float)) for n in one) for one in found):
-        return images
-    mean, deviation = (tuple(float(value) for value in one) for one in found if one is not None)
-    return replace(images, mean=mean, deviation=deviation)
 
 
 def _names(findings: Findings, images: Images) -> tuple[str, ...]:

@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from mptify.errors import MptifyError
+from mptify.errors import LostProcess, MptifyError
 from mptify.recipe import SearchSpec
 
-__all__ = ["Whole", "accelerator_for", "flat", "meet", "processes_asked_for"]
+__all__ = ["Whole", "accelerator_for", "flat", "meet", "processes_asked_for", "together"]
 
 
 def meet() -> None:
     """Wait for all processes, if there are several."""
     from accelerate import Accelerator
 
-    Accelerator().wait_for_everyone()
+    with together():
+        Accelerator(cpu=_without_devices()).wait_for_everyone()
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Where another process of the search ends within, this one raises `LostProcess` instead of what its network says."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost_connection(error):
+            raise
+        raise LostProcess("Another process of this search has ended, and no other can go on without it.") from None
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    import torch
+
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return "gloo" in str(error) and torch.distributed.is_initialized()  # whose errors have no type of their own
+
+
+def _without_devices() -> bool:
+    """Whether several processes share CPUs only: Accelerate connects these only if it is told so, as its own launcher does."""
+    import torch
+
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available()
 
 
 def processes_asked_for() -> int | None:
@@ -63,10 +92,19 @@ def accelerator_for(spec: SearchSpec, out: Any) -> Any:
     AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
     try:
         accelerator = Accelerator(
-            mixed_precision=spec.precision, log_with=list(spec.trackers) or None, project_dir=str(out) if out else None
+            cpu=_without_devices(),
+            mixed_precision=spec.precision,
+            log_with=list(spec.trackers) or None,
+            project_dir=str(out) if out else None,
         )
     except ValueError as error:
         raise MptifyError(f"Accelerate can't be set up: {error}") from None
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes < started:
+        raise MptifyError(
+            f"{started} processes were started, and Accelerate connects {accelerator.num_processes} of them: "
+            "each would search alone, in the same folder; start one, or use `accelerate launch`."
+        )
     accelerator.gradient_accumulation_steps = 1  # whatever the launcher says: this loop does it itself
     if len(accelerator.log_with) != len(spec.trackers):
         raise MptifyError(f"trackers: not all of {', '.join(spec.trackers)} are installed.")

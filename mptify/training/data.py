@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from mptify.errors import BadData, first_line
+from mptify.training.items import as_array, checked_item, checked_labels, shown, sizes
 from mptify.training.process import born_deaf, leave_stopping_to_the_search
 
 __all__ = [
     "Images", "as_images", "as_pair", "batches_of", "checked_pixels", "evaluation_batches", "first_images", "images_in_step", "mixed",
-    "sizes", "training_batches",
+    "require_classes", "sizes", "training_batches",
 ]  # fmt: skip
 
 Batch = tuple[Tensor, Tensor]
@@ -34,7 +35,8 @@ class Images:
     """One split. In memory: `pixels` (uint8, images × channels × height × width) and `labels`. Else `files`, a map-style data set.
 
     The network sees pixels from 0 to 1, less `mean`, over `deviation` (one number per channel); files give uint8 as well then.
-    A data set of the caller's own gives what the network sees, and these are empty.
+    A data set of the caller's own gives what the network sees, and these are empty. Where files number their classes otherwise
+    than the network does, `numbers` holds the network's class of each of theirs.
     """
 
     labels: Tensor | None
@@ -47,6 +49,7 @@ class Images:
     flip: bool = False
     workers: int = 0
     names: tuple[str, ...] = ()
+    numbers: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.pixels if self.pixels is not None else self.files)  # type: ignore[arg-type]
@@ -146,18 +149,26 @@ def _mirrored(place: Tensor, size: int) -> Tensor:
 class _Seeded(Dataset):
     """A data set whose random transforms depend on which image it is, and not on which worker reads it."""
 
-    def __init__(self, files: Any):
-        self.files = files
+    def __init__(self, files: Any, classes: int):
+        self.files, self.classes = files, classes
+        self.first: tuple[str, tuple[int, ...]] | None = None  # name and size of the image that was read first
 
     def __getitem__(self, place: tuple[int, int | None]) -> Any:
         index, seed = place
         try:
-            if seed is None:
-                return self.files[index]
-            with _randomness_from(mixed(seed, index)):
-                return self.files[index]
+            with contextlib.nullcontext() if seed is None else _randomness_from(mixed(seed, index)):
+                item = checked_item(self.files[index], self.classes)
+            self._require_one_size(tuple(item[0].shape), index)
+            return item
+        except BadData as error:
+            return _Unreadable(f"{_name_of(self.files, index)}: {error}")
         except Exception as error:  # of whatever reads images; a worker would wrap it into a traceback
             return _Unreadable(f"{_name_of(self.files, index)}: can't be read ({first_line(error)}).")
+
+    def _require_one_size(self, shape: tuple[int, ...], index: int) -> None:
+        self.first = self.first or (_name_of(self.files, index), shape)
+        if shape != self.first[1]:
+            raise BadData(f"is {sizes(shape)}, and {self.first[0]} is {sizes(self.first[1])}; all must have one size.")
 
 
 @dataclass(frozen=True)
@@ -184,6 +195,8 @@ def _randomness_from(seed: int) -> Iterator[None]:
 
 def _name_of(files: Any, index: int) -> str:
     files, index = _behind_subsets(files, index)
+    if hasattr(files, "name_of"):
+        return files.name_of(index)
     samples = getattr(files, "samples", None)
     return str(samples[index][0]) if samples is not None else f"image {index}"
 
@@ -202,7 +215,7 @@ def _together(items: list[Any]) -> Any:
 def _from_files(images: Images, shares: Iterable[Tensor], device: Any, seed: int | None) -> Iterator[Batch]:
     places = [[(index, seed) for index in share.tolist()] for share in shares]
     loader = DataLoader(
-        _Seeded(images.files),
+        _Seeded(images.files, images.classes if images.numbers is None else len(images.numbers)),
         batch_sampler=places,  # type: ignore[arg-type]
         num_workers=images.workers,
         collate_fn=_together,
@@ -215,7 +228,9 @@ def _from_files(images: Images, shares: Iterable[Tensor], device: Any, seed: int
         for batch in batches:
             if isinstance(batch, _Unreadable):
                 raise BadData(batch.text)
-            pixels, labels = batch[0].to(device, non_blocking=True), torch.as_tensor(batch[1]).to(device)
+            labels = torch.as_tensor(batch[1])
+            labels = labels if images.numbers is None else images.numbers[labels]
+            pixels, labels = batch[0].to(device, non_blocking=True), labels.to(device)
             yield _normalized(pixels, images) if images.mean else pixels, labels
     finally:
         del batches  # whose processes end with it, and are waited for if an exception holds this frame instead
@@ -229,9 +244,17 @@ def as_pair(train: Any, val: Any, workers: int = 0) -> tuple[Images, Images]:
     pair = as_images(train, "train", workers), as_images(val, "val", workers)
     if not isinstance(val, Images) and pair[0].mean and pair[1].mean:
         pair[1].mean, pair[1].deviation = pair[0].mean, pair[0].deviation
+    require_classes(pair[0], "train")
     if pair[0].shape() != pair[1].shape():
         raise BadData(f"Training images are {sizes(pair[0].shape())}, those for validation {sizes(pair[1].shape())}.")
     return pair
+
+
+def require_classes(images: Images, what: str) -> None:
+    """Raise unless there is something to tell apart: with one class, a network that says nothing else is always right."""
+    count = images.classes if images.labels is None else len(images.labels.unique())
+    if count < 2:
+        raise BadData(f"{what}: all images are of one class; a search needs at least two to tell apart.")
 
 
 def as_images(data: Any, what: str, workers: int = 0) -> Images:
@@ -241,43 +264,58 @@ def as_images(data: Any, what: str, workers: int = 0) -> Images:
     if isinstance(data, DataLoader):
         raise BadData(f"{what}: pass the data set, not a DataLoader; a search makes its own batches, to go on in the middle of an epoch.")
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        return checked_pixels(np.asarray(data[0]), np.asarray(data[1]), what)
-    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        raise BadData(f"{what}: a pair (images, labels) or a data set with a length and numbers is needed, not {type(data).__name__}.")
+        return checked_pixels(data[0], data[1], what)
+    if isinstance(data, (IterableDataset, str, Tensor, np.ndarray)) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        hint = f"; `mptify search --data imagefolder:{data}` reads a folder" if isinstance(data, str) else ""
+        raise BadData(
+            f"{what}: a pair (images, labels) or a data set with a length and numbers is needed, not a {type(data).__name__}{hint}."
+        )
     if not len(data):
         raise BadData(f"{what}: the data set is empty.")
-    sample = data[0]
-    if not isinstance(sample, (tuple, list)) or len(sample) != 2 or not isinstance(sample[0], Tensor):
-        got = f"a {type(sample[0]).__name__}" if isinstance(sample, (tuple, list)) and len(sample) == 2 else f"a {type(sample).__name__}"
-        raise BadData(f"{what}: each item must be a pair (tensor, label), and this data set gives {got}; a transform may be missing.")
-    return Images(labels=None, classes=_count_classes(data), files=data, workers=workers)
+    _item(data, 0, what)
+    return Images(labels=None, classes=_count_classes(data, what), files=data, workers=workers)
 
 
-def _count_classes(data: Any) -> int:
+def _count_classes(data: Any, what: str) -> int:
     """From what the data set says of itself, or else from each of its labels."""
     whole, _ = _behind_subsets(data)
-    if hasattr(whole, "classes"):
+    if isinstance(getattr(whole, "classes", None), Sized):
         return len(whole.classes)
-    if hasattr(whole, "targets"):
-        return 1 + int(max(whole.targets))
-    return 1 + max(int(data[index][1]) for index in range(len(data)))
+    targets = getattr(whole, "targets", None)
+    if targets is not None and np.ndim(targets) == 1 and np.issubdtype(np.asarray(targets).dtype, np.integer):
+        return 1 + int(max(targets))
+    return 1 + max(_item(data, index, what)[1] for index in range(len(data)))
 
 
-def checked_pixels(pixels: np.ndarray, labels: np.ndarray, what: str) -> Images:
+def _item(data: Any, index: int, what: str) -> tuple[Tensor, int]:
+    """One item of the caller's data set; what is wrong with it is said of `what`."""
+    try:
+        item = data[index]
+    except Exception as error:  # of whatever the data set does
+        raise BadData(f"{what}: image {index} can't be read ({first_line(error)}).") from error
+    try:
+        return checked_item(item, None)
+    except BadData as error:
+        raise BadData(f"{what}: image {index}: {error}") from None
+
+
+def checked_pixels(images: Any, labels: Any, what: str) -> Images:
+    """Images in memory, from arrays that may be anything."""
+    pixels = as_array(images, f"{what}: images")
     if pixels.ndim == 3:
         pixels = pixels[..., None]
     if pixels.ndim != 4 or pixels.dtype != np.uint8:
-        raise BadData(f"{what}: images are uint8 of shape images × height × width × channels, not {pixels.dtype} of {sizes(pixels.shape)}.")
-    if not len(pixels) or len(pixels) != labels.size:
-        raise BadData(f"{what}: {len(pixels)} images and {labels.size} labels.")
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
-        raise BadData(f"{what}: labels are whole numbers from 0, not {labels.dtype} such as {labels.flat[labels.argmin()]!s}.")
+        got = f"{pixels.dtype} of {sizes(pixels.shape)}" if pixels.ndim else shown(images)
+        raise BadData(f"{what}: images are uint8 of shape images × height × width × channels, not {got}.")
+    if not pixels.size:
+        raise BadData(f"{what}: there are no pixels in {sizes(pixels.shape)}.")
+    labels = checked_labels(labels, len(pixels), what)
     if pixels.shape[1] in (1, 3) and pixels.shape[3] not in (1, 3, 4):
         pixels = pixels.transpose(0, 2, 3, 1)
     values = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
     mean, deviation = _statistics(values)
     return Images(
-        labels=torch.from_numpy(labels.reshape(-1).astype(np.int64)),
+        labels=torch.from_numpy(labels),
         classes=int(labels.max()) + 1,
         pixels=values,
         mean=mean,
@@ -296,7 +334,3 @@ def _statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         means.append(float(mean))
         deviations.append(max(float(variance.sqrt()), 1e-3))
     return tuple(means), tuple(deviations)
-
-
-def sizes(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,21 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mptify.errors import BadData, Disagreement, MptifyError
+from mptify.errors import BadData, BadSpec, Disagreement, MptifyError
 from mptify.recipe import Recipe, SearchSpec, make_search_spec, to_yaml
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture
 from mptify.ticket.store import ticket_of, write
-from mptify.training.accelerating import Whole, accelerator_for, flat
+from mptify.training.accelerating import Whole, accelerator_for, flat, together
 from mptify.training.data import Images, as_pair, batches_of, first_images, images_in_step, mixed, training_batches
 from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of, loss_of
 from mptify.training.health import Masks, constant_layers, require_agreement
+from mptify.training.items import shown
 from mptify.training.optimizer import make_optimizer
 from mptify.training.process import keep_freed_memory, stoppable
 from mptify.training.run import Run
 from mptify.training.schedule import learning_rate, prune_share
-from mptify.training.start import prepared, require_fit
+from mptify.training.start import architecture_named, prepared, require_fit
 from mptify.training.state import changing, fingerprint, optimizer_state, restore_optimizer_
 
 __all__ = ["Result", "Watcher", "search", "steps_of"]
@@ -81,7 +83,7 @@ def search(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    architecture: Architecture | None = None,
+    architecture: Architecture | str | None = None,
     watcher: Watcher | None = None,
     workers: int = 0,
 ) -> Result:
@@ -93,14 +95,35 @@ def search(
     [`SearchSpec`][mptify.SearchSpec]: `{"epochs": 5, "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.8}}`. With `out`, a
     folder receives metrics, checkpoints and the tickets, and Ctrl-C or SIGTERM saves and returns a result that is not `finished`; with
     `resume`, a run that was stopped there goes on. A `watcher` sees each step and epoch go by. `workers` processes read a data set.
+    `architecture` names the network (`"timm:resnet18"`), so that `mptify.load` can build it from the ticket alone.
     """
+    _check_arguments(model, spec, out, architecture, watcher, workers)
     if hasattr(model, "ticket_plan"):  # its own settings count
         own = {"ticket": plan_of(model).spec}
         spec = spec.model_copy(update=own) if isinstance(spec, SearchSpec) else {**(spec or {}), **own}
     spec = make_search_spec(spec)
     pair = as_pair(train, val, workers)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with together(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return _Search(model, *pair, spec, out, resume, architecture, watcher or Watcher()).go()
+
+
+def _check_arguments(model: Any, spec: Any, out: Any, architecture: Any, watcher: Any, workers: Any) -> None:
+    """Say of each argument but the data what is wrong with it."""
+    if not isinstance(model, nn.Module):
+        hint = f"; `mptify search {model}` takes names" if isinstance(model, str) else ""
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            raise BadSpec(f"model: a network (torch.nn.Module) is needed, not its class {model.__name__}; write {model.__name__}().")
+        raise BadSpec(f"model: a network (torch.nn.Module) is needed, not {shown(model)}{hint}.")
+    if spec is not None and not isinstance(spec, (SearchSpec, Mapping)):
+        raise BadSpec(f"spec: settings are needed, such as {{'epochs': 5}}, not {shown(spec)}.")
+    if out is not None and not isinstance(out, (str, os.PathLike)):
+        raise BadSpec(f"out={shown(out)}: the path of a folder is needed.")
+    if architecture is not None and not isinstance(architecture, (str, Architecture)):
+        raise BadSpec(f"architecture={shown(architecture)}: a name is needed, such as 'timm:resnet18'.")
+    if watcher is not None and not isinstance(watcher, Watcher):
+        raise BadSpec(f"watcher: a mptify.Watcher is needed, not {shown(watcher)}.")
+    if not isinstance(workers, int) or workers < 0:
+        raise BadSpec(f"workers={shown(workers)}: a number from 0 is needed.")
 
 
 def steps_of(model: nn.Module, train: Any, spec: SearchSpec | Mapping[str, Any]) -> Iterator[None]:
@@ -134,6 +157,8 @@ class _Search:
         self.network = prepared(model, spec).to(self.device)
         for images in (train, val):
             require_fit(self.network, images, self.device)
+        if isinstance(architecture, str):
+            self.architecture = architecture_named(architecture, self.network, train, spec, self.device)
         self.sample = first_images(val, 32, self.device)
         self.layers = {layer.ticket_name: layer for layer in ticket_layers(self.network).values()}
         self.masks = Masks(self.network)

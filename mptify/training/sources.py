@@ -14,8 +14,9 @@ import numpy as np
 from torch.utils.data import IterableDataset, Subset
 
 from mptify.errors import BadData, first_line
+from mptify.images import plain, read_image
 from mptify.recipe import DataSpec
-from mptify.training.data import Images, checked_pixels, sizes
+from mptify.training.data import Images, checked_pixels, require_classes, sizes
 
 __all__ = ["is_in_files", "load_data"]
 
@@ -45,6 +46,8 @@ def load_data(spec: DataSpec, *, only_val: bool = False) -> tuple[Images, Images
         raise BadData(f"{spec.source}: training images are {sizes(train.shape())}, those for validation {sizes(val.shape())}.")
     if train.classes != val.classes:
         raise BadData(f"{spec.source}: {train.classes} classes to train with, {val.classes} to validate with.")
+    if not only_val:
+        require_classes(train, spec.source)
     train.crop, train.flip = spec.crop, spec.flip
     return train, val
 
@@ -141,14 +144,14 @@ def _transforms(size: int) -> dict[str, Any]:
 
     end = [v2.ToImage(), v2.ToPureTensor()]
     return {
-        "train": v2.Compose([v2.RGB(), v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), *end]),
-        "val": v2.Compose([v2.RGB(), v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size), *end]),
+        "train": v2.Compose([plain, v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), *end]),
+        "val": v2.Compose([plain, v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size), *end]),
     }
 
 
 def _folders(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
     """A data set per split, how many classes they have, and the names of these if known."""
-    from torchvision.datasets import ImageFolder
+    from mptify.training.folders import Folder
 
     root = Path(place)
     if not place:
@@ -163,13 +166,12 @@ def _folders(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[
             hint = f" Did you mean {root.parent}?" if root.name in ("train", "val") and (root.parent / "train").is_dir() else ""
             raise BadData(f"{place}: has no folder {split!r}; it needs train/<class>/<image> and val/<class>/<image>.{hint}")
         try:
-            files = ImageFolder(str(folder), _transforms(spec.size or 224)[split])
+            files = Folder(folder, _transforms(spec.size or 224)[split])
         except FileNotFoundError as error:
             raise BadData(f"{folder}: {str(error).split('. ')[0]}.") from None
         found.append(files)
     _require_same_classes(place, [files.classes for files in found])
-    for files in found:
-        _check_files([path for path, _ in files.samples])
+    _check_files([path for files in found for path, _ in files.samples])
     return found, len(found[0].classes), tuple(found[0].classes)
 
 
@@ -182,21 +184,35 @@ def _require_same_classes(what: str, splits: list[Any]) -> None:
 
 
 def _check_files(paths: list[str]) -> None:
-    """A broken image should be told now, not after an hour: each is read if there are up to 5,000, else the headers of 20,000."""
-    from PIL import Image
+    """Broken images should be told now, not after an hour: each is read if there are up to 10,000, else the headers of 40,000."""
+    from PIL import Image, UnidentifiedImageError
 
-    whole = len(paths) <= 5_000
-    for path in paths[:: max(1, len(paths) // 20_000)]:
+    whole = len(paths) <= 10_000
+    looked = paths[:: max(1, len(paths) // 40_000)]
+    broken = []
+    for path in looked:
         try:
-            with Image.open(path) as image:
-                image.load() if whole else image.verify()
+            if whole:
+                read_image(path)
+            else:
+                with Image.open(path) as image:
+                    image.verify()
         except Exception as error:  # Pillow's plugins raise whatever they like
-            raise BadData(f"{path}: this is no image that can be read ({type(error).__name__}).") from None
+            reason = "no image" if isinstance(error, UnidentifiedImageError) else first_line(error)
+            broken.append(f"{path} ({reason})")
+    if broken:
+        more = f" and {len(broken) - _MOST_NAMED:,} more" if len(broken) > _MOST_NAMED else ""
+        raise BadData(f"{len(broken):,} of {len(looked):,} images can't be read: {', '.join(broken[:_MOST_NAMED])}{more}.")
+
+
+_MOST_NAMED = 10
 
 
 def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
     """A data set per split, how many classes they have, and the names of these if known."""
     import timm.data
+
+    from mptify.training.folders import ReaderFiles
 
     name, _, root = place.partition(":")
     found = []
@@ -208,19 +224,30 @@ def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any
             raise BadData(f"{spec.source}: timm can't open it ({first_line(error)}).") from None
         if isinstance(files, IterableDataset) or not hasattr(files, "__len__"):
             raise BadData(f"{spec.source}: streams have no length; a search needs a data set whose images can be numbered.")
-        files.transform = _transforms(spec.size or 224)[split]
+        transform = _transforms(spec.size or 224)[split]
+        if isinstance(files, timm.data.ImageDataset):
+            files = ReaderFiles(files.reader, transform)
+        else:
+            files.transform = transform
         found.append(files)
-    return found, _classes_of(found, spec), ()
+    _check_files([path for files in found for path in getattr(files, "paths", ())])
+    names = _names_of(found, spec)
+    return found, len(names) or _classes_of(found, spec), names
 
 
-def _classes_of(found: list[Any], spec: DataSpec) -> int:
-    """Of data sets that timm opened, which come from many libraries."""
-    readers: list[Any] = [getattr(files, "reader", files) for files in found]
+def _names_of(found: list[Any], spec: DataSpec) -> tuple[str, ...]:
+    """The classes of data sets that timm opened, which come from many libraries; empty where they have no names."""
+    readers = [getattr(files, "reader", files) for files in found]
     for key in ("class_to_idx", "classes"):
         if all(getattr(reader, key, None) for reader in readers):
             named = [getattr(reader, key) for reader in readers]
             _require_same_classes(spec.source, named)
-            return len(named[0])
+            return tuple(map(str, sorted(named[0], key=named[0].__getitem__) if isinstance(named[0], dict) else named[0]))
+    return ()
+
+
+def _classes_of(found: list[Any], spec: DataSpec) -> int:
+    readers: list[Any] = [getattr(files, "reader", files) for files in found]
     if not all(hasattr(reader, "samples") for reader in readers):
         raise BadData(f"{spec.source}: does not say how many classes it has; imagefolder:FOLDER reads a folder of images.")
     return 1 + max(label for reader in readers for _, label in reader.samples)

@@ -19,7 +19,7 @@ from mptify.ticket.store import read, require_match
 from mptify.training.data import Images, first_images, sizes
 from mptify.training.evaluation import judging, logits_of
 
-__all__ = ["architecture_of", "begin_with_", "build_network", "prepared", "require_fit"]
+__all__ = ["architecture_named", "architecture_of", "begin_with_", "build_network", "classes_of", "prepared", "require_fit"]
 
 
 def architecture_of(entry: catalog.Entry, images: Images) -> Architecture:
@@ -27,6 +27,34 @@ def architecture_of(entry: catalog.Entry, images: Images) -> Architecture:
     shape = images.shape()
     arguments = {"num_classes": images.classes, "input_size": shape[-1]} | ({} if shape[0] == 3 else {"in_chans": shape[0]})
     return Architecture(entry.source, entry.name, arguments)
+
+
+def architecture_named(name: str, network: nn.Module, images: Images, spec: SearchSpec, device: Any) -> Architecture:
+    """What `name` says of `network`, which `prepared` made of the caller's: raises `BadSpec` unless it is that network."""
+    entry = catalog.resolve(name)
+    plain = architecture_of(entry, images)
+    built = Architecture(entry.source, entry.name, plain.arguments | {"num_classes": classes_of(network, images, device)})
+    given = ", ".join(f"{key}={value}" for key, value in built.arguments.items())
+    try:
+        with torch.random.fork_rng(devices=[]):
+            other = prepared(catalog.build(entry, **built.arguments), spec)
+    except MptifyError:
+        raise
+    except Exception as error:  # whatever a builder makes of sizes that it was never built with
+        raise BadSpec(f"architecture={name!r}: that network can't be built for {given}: {first_line(error)}.") from error
+    ours, theirs = ({key: tuple(value.shape) for key, value in one.state_dict().items()} for one in (network, other))
+    differ = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if differ:
+        first = differ[0]
+        raise BadSpec(
+            f"architecture={name!r}: that network, built for {given}, is another one than the model: "
+            f"its {first} is {_shape(theirs.get(first))}, the model's {_shape(ours.get(first))}."
+        )
+    return built
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else sizes(shape) or "one number"
 
 
 def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
@@ -103,6 +131,13 @@ def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:
 
 def require_fit(network: nn.Module, images: Images, device: Any) -> None:
     """Say before the first step, not in it, that images and network don't fit."""
+    classes = classes_of(network, images, device)
+    if classes < images.classes:
+        raise BadData(f"The data has {images.classes} classes, and the network tells only {classes} apart.")
+
+
+def classes_of(network: nn.Module, images: Images, device: Any) -> int:
+    """How many classes the network tells apart; raises `BadData` if it can't take such images."""
     sample = first_images(images, 2, device)
     with judging(network):
         try:
@@ -111,5 +146,4 @@ def require_fit(network: nn.Module, images: Images, device: Any) -> None:
             raise
         except Exception as error:  # whatever torch says of a wrong shape
             raise BadData(f"The network can't take images of {sizes(tuple(sample.shape[1:]))}: {first_line(error)}.") from error
-    if logits.shape[1] < images.classes:
-        raise BadData(f"The data has {images.classes} classes, and the network tells only {logits.shape[1]} apart.")
+    return logits.shape[1]

@@ -13,7 +13,7 @@ from torchvision.transforms import ToTensor
 
 from mptify.errors import BadData
 from mptify.recipe import DataSpec
-from mptify.training.data import as_images, batches_of, evaluation_batches, training_batches
+from mptify.training.data import as_images, as_pair, batches_of, evaluation_batches, training_batches
 from mptify.training.sources import load_data
 
 
@@ -272,8 +272,8 @@ def no_validation(folder):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (broken, "bad.png: this is no image that can be read"),
-        (cut_short, "short.jpg: this is no image that can be read"),
+        (broken, "bad.png"),
+        (cut_short, "short.jpg"),
         (emptied, "Found no valid file for the classes dog"),
         (another_class, "'fish' is in one of them only"),
         (no_validation, "has no folder 'val'"),
@@ -331,7 +331,7 @@ def test_files_that_are_no_arrays_are_told_so(tmp_path):
         (np.zeros((4, 8, 8, 3), np.float32), np.zeros(4, int), "uint8"),
         (np.zeros((4, 8), np.uint8), np.zeros(4, int), "4×8"),
         (np.zeros((4, 8, 8), np.uint8), np.zeros(3, int), "4 images and 3 labels"),
-        (np.zeros((0, 8, 8), np.uint8), np.zeros(0, int), "0 images"),
+        (np.zeros((0, 8, 8), np.uint8), np.zeros(0, int), "no pixels in 0×8×8×1"),
         (np.zeros((2, 8, 8), np.uint8), np.array([0, -1]), "from 0"),
         (np.zeros((2, 8, 8), np.uint8), np.array([0.5, 1]), "whole numbers"),
     ],
@@ -346,7 +346,7 @@ def test_a_loader_is_refused_and_a_data_set_taken():
     with pytest.raises(BadData, match="not a DataLoader"):
         as_images(DataLoader(files), "train")
     assert as_images(files, "train").classes == 3
-    with pytest.raises(BadData, match="not int"):
+    with pytest.raises(BadData, match="not a int"):
         as_images(3, "train")
 
 
@@ -394,7 +394,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(Stream(), "a data set with a length and numbers is needed, not Stream"), ([1, 2, 3], "gives a int; a transform may be missing")],
+    [(Stream(), "a data set with a length and numbers is needed, not a Stream"), ([1, 2, 3], "this is a int; a transform may be missing")],
 )
 def test_a_data_set_that_can_not_be_used_is_told(data, words):
     with pytest.raises(BadData, match=words):
@@ -402,5 +402,165 @@ def test_a_data_set_that_can_not_be_used_is_told(data, words):
 
 
 def test_a_data_set_without_a_transform_is_told(folder):
-    with pytest.raises(BadData, match="gives a Image; a transform may be missing"):
+    with pytest.raises(BadData, match="this is a pair that begins with a Image; a transform may be missing"):
         as_images(ImageFolder(str(folder / "train")), "train")
+
+
+def test_broken_images_are_named_all_at_once(folder):
+    for number in range(14):
+        (folder / f"train/cat/b{number:02}.png").write_bytes(b"nothing")
+    cut_short(folder)
+    with pytest.raises(BadData) as caught:
+        load_data(spec(source=f"imagefolder:{folder}"))
+    text = str(caught.value)
+    assert text.startswith("15 of 33 images can't be read")
+    assert all(f"b{number:02}.png" in text for number in range(10))
+    assert text.endswith("and 5 more.")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("source", ["imagefolder", "timm:folder"])
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_hidden_folders_are_no_classes(folder, source):
+    for part in ("train", "val"):
+        picture(folder / part / ".ipynb_checkpoints/0-checkpoint.png", 3)
+        picture(folder / part / "cat/.thumbs/0.png", 3)
+        (folder / part / ".git").mkdir()
+        (folder / part / "dog/._0.png").write_bytes(b"what a Mac leaves")
+    train, val = load_data(spec(source=f"{source}:{folder}", size=16, workers=0))
+    assert (train.names, len(train), len(val)) == (("cat", "dog"), 12, 6)
+
+
+@pytest.mark.parametrize("source", ["imagefolder", "timm:folder", "arrays"])
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_class_is_nothing_to_search_for(folder, source, tmp_path):
+    for part in ("train", "val"):
+        for path in (folder / part / "dog").iterdir():
+            path.unlink()
+        (folder / part / "dog").rmdir()
+    place = folder
+    if source == "arrays":
+        place = tmp_path / "a.npz"
+        x, y = np.zeros((6, 8, 8), np.uint8), np.full(6, 2)
+        np.savez(place, x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(BadData, match=r"all images are of one class.*at least two") as caught:
+        load_data(spec(source=f"{source}:{place}", size=None if source == "arrays" else 16))
+    assert "\n" not in str(caught.value)
+    if source != "arrays":
+        assert load_data(spec(source=f"{source}:{place}", size=16), only_val=True)[1].names == ("cat",)  # to judge a ticket on
+
+
+def test_one_class_is_refused_from_python_too():
+    pixels = np.zeros((8, 6, 6), np.uint8)
+    with pytest.raises(BadData, match="all images are of one class"):
+        as_pair((pixels, np.ones(8, int)), (pixels, np.arange(8) % 2))
+
+
+# -- labels and items of one's own -------------------------------------------------------------------------------------------
+
+ONE_HOT = np.eye(3)[[0, 1, 2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.array([0.0, 1.5, 2, 1]), "labels are whole numbers from 0, and these are float64, such as 1.5"),
+        (np.array([0, 1, np.nan, 1]), "labels are whole numbers from 0, and these are float64, such as nan"),
+        (np.array([0, -1, 2, 1]), "labels are whole numbers from 0, and the second is -1"),
+        (ONE_HOT, r"labels are one number per image, and these are 4×3; if they are one-hot, pass labels\.argmax\(1\)"),
+        (np.array(["cat", "dog", "cat", "dog"]), "labels are whole numbers from 0, and the first is 'cat'"),
+        (["cat", None, "cat", "dog"], "labels are whole numbers from 0, and the first is 'cat'"),
+        (None, "labels are whole numbers from 0, one per image, and these are None"),
+        (3, "4 images and 1 label"),
+        ([[0, 1], [0]], "can't be made an array"),
+    ],
+)
+def test_labels_that_are_none_are_told_in_one_sentence(labels, words):
+    with pytest.raises(BadData, match=words) as caught:
+        as_images((np.zeros((4, 8, 8), np.uint8), labels), "train")
+    assert str(caught.value).startswith("train: ")
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_may_be_tensors_and_columns():
+    pixels = np.zeros((4, 8, 8), np.uint8)
+    for labels in (torch.tensor([0, 1, 2, 1]), np.array([[0], [1], [2], [1]]), [0, 1, 2, 1], np.array([0, 1, 2, 1], np.uint8)):
+        assert as_images((pixels, labels), "train").labels.tolist() == [0, 1, 2, 1]
+
+
+class Items(torch.utils.data.Dataset):
+    """Good items, but for the third."""
+
+    classes = ("a", "b", "c")
+
+    def __init__(self, third=None, label=0, shape=(3, 8, 8)):
+        self.third, self.label, self.shape = third, label, shape
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index == 2:
+            return self.third if self.third is not None else (torch.zeros(self.shape), self.label)
+        return torch.zeros(3, 8, 8), index % 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (Items(label=0.5), r"image 2: its label is 0\.5; labels are whole numbers from 0 to 2\."),
+        (Items(label=-1), r"image 2: its label is -1; labels are whole numbers from 0 to 2\."),
+        (Items(label=3), r"image 2: its label is 3; labels are whole numbers from 0 to 2\."),
+        (Items(label="cat"), r"image 2: its label is 'cat'; labels are whole numbers from 0 to 2\."),
+        (Items(label=torch.eye(3)[1]), r"image 2: its label has 3 numbers; labels are whole numbers from 0 to 2, one per image\."),
+        (Items(third=(torch.zeros(3, 8, 8), None)), r"image 2: its label is None; labels are whole numbers from 0 to 2\."),
+        (Items(third=torch.zeros(3, 8, 8)), r"image 2: each item must be a pair \(tensor, label\), and this is a Tensor\."),
+        (Items(third=(torch.zeros(3, 8, 8), 1, 2)), r"image 2: each item must be a pair \(tensor, label\), and this is a tuple of 3\."),
+        (Items(shape=(3, 9, 8)), r"image 2: is 3×9×8, and image 0 is 3×8×8; all must have one size\."),
+    ],
+)
+def test_an_item_that_can_not_be_used_is_named_where_it_is_read(items, words, workers):
+    images = as_images(items, "train", workers)
+    with pytest.raises(BadData, match=words) as caught:
+        list(evaluation_batches(images, 6, rank=0, world=1, device="cpu"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [("cat", "its label is 'cat'"), (0.5, r"its label is 0\.5"), (None, "its label is None"), (torch.eye(3)[1], "its label has 3 numbers")],
+)
+def test_the_first_label_of_a_data_set_is_looked_at_before_anything_else(label, words):
+    with pytest.raises(BadData, match=f"train: image 0: {words}"):
+        as_images([(torch.zeros(3, 8, 8), label)] * 3, "train")
+
+
+class Locked:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        raise KeyError(index)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Locked(), r"train: image 0 can't be read \(0\)"),
+        ({"x": 1, "y": 2}, "train: image 0 can't be read"),
+        ("photos", "not a str; `mptify search --data imagefolder:photos` reads a folder"),
+        (None, "not a NoneType"),
+        (torch.zeros(4, 3, 8, 8), "not a Tensor"),
+        (np.zeros((4, 3, 8, 8), np.uint8), "not a ndarray"),
+        ([], "the data set is empty"),
+        ((np.zeros((4, 8, 8), np.uint8),), "each item must be a pair"),
+        ((None, None), "images are uint8 of shape images × height × width × channels, not None"),
+        (("images.npy", "labels.npy"), "images are uint8 of shape images × height × width × channels, not 'images.npy'"),
+    ],
+)
+def test_what_is_no_data_set_is_told_in_one_sentence(data, words):
+    with pytest.raises(BadData, match=words) as caught:
+        as_images(data, "train")
+    assert "\n" not in str(caught.value)

@@ -15,6 +15,7 @@ from torch import nn
 import mptify
 from mptify import randomness
 from mptify.errors import BadData, MptifyError, RunExists
+from mptify.models import conv2
 from mptify.recipe import make_search_spec
 from mptify.surgery import ticket_layers
 from mptify.surgery.trainable import parameter_kinds
@@ -644,3 +645,42 @@ def test_an_optimizers_state_of_a_scalar_goes_to_its_device():
         "exp_avg": "meta",
         "exp_avg_sq": "meta",
     }
+
+
+# -- what search is called with ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": "resnet18"}, "model: a network (torch.nn.Module) is needed, not 'resnet18'; `mptify search resnet18` takes names."),
+        ({"model": None}, "model: a network (torch.nn.Module) is needed, not None."),
+        ({"model": Net}, "model: a network (torch.nn.Module) is needed, not its class Net; write Net()."),
+        ({"architecture": "resnet81"}, "There is no model 'resnet81'"),
+        ({"architecture": "timm:resnet18"}, "architecture='timm:resnet18': that network, built for"),
+        ({"architecture": 3}, "architecture=3: a name is needed, such as 'timm:resnet18'."),
+        ({"spec": "fast"}, "spec: settings are needed, such as {'epochs': 5}, not 'fast'."),
+        ({"spec": {"learning_rate": 1}}, "There is no setting 'learning_rate'; did you mean 'lr'?"),
+        ({"workers": -1}, "workers=-1: a number from 0 is needed."),
+        ({"watcher": print}, "watcher: a mptify.Watcher is needed, not "),
+        ({"out": 3}, "out=3: the path of a folder is needed."),
+    ],
+)
+def test_a_bad_argument_is_told_in_one_sentence(given, words, digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = {"model": Net(), "train": digits[0], "val": digits[1], "spec": settings(), "out": "run"} | given
+    with pytest.raises(MptifyError) as caught:
+        mptify.search(**arguments)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_of_the_architecture_lets_the_ticket_be_loaded(digits, tmp_path):
+    network = conv2(in_chans=1, input_size=8, num_classes=12)
+    mptify.search(network, *digits, settings(epochs=1), out=tmp_path / "run", architecture="mptify:conv2")
+    assert str(mptify.read(tmp_path / "run/last.ticket").architecture) == "mptify:conv2"
+    assert mptify.load(tmp_path / "run/last.ticket")(torch.zeros(1, 1, 8, 8)).shape == (1, 12)
+    ticketed = mptify.transform(network, prune=0.6)
+    mptify.search(ticketed, *digits, settings(epochs=1), out=tmp_path / "again", architecture="conv2")
+    assert str(mptify.read(tmp_path / "again/last.ticket").architecture) == "mptify:conv2"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import mptify
@@ -99,6 +100,67 @@ def test_the_command_line_starts_all_processes_and_speaks_once(tmp_path):
     again = launch(2, *arguments, how=["--cpu"], script=None)
     assert again.returncode != 0
     assert again.stderr.count("holds a finished run already") == 1
+
+
+def torchrun(*arguments, **environment):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(_free_port())]
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE_")}
+    environment = plain | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+
+
+def test_plain_torchrun_searches_as_accelerate_does(tmp_path):
+    """One search of two processes: the same bytes, and everything said once."""
+    settings = ["--set", "epochs=2", "--set", "data.train_images=300"]
+    found = torchrun("-m", "mptify", "search", "--out", tmp_path / "torchrun", *settings)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stderr.count("2 processes") == 1
+    assert found.stderr.count("biprop   1/2") == 1
+    assert found.stdout.count("accuracy") == 1
+    other = launch(2, "search", "--out", tmp_path / "accelerate", *settings, script=None)
+    assert other.returncode == 0, other.stderr[-3000:]
+    for name in ("last.ticket", "best.ticket", "baseline/last.safetensors"):
+        assert (tmp_path / "torchrun" / name).read_bytes() == (tmp_path / "accelerate" / name).read_bytes()
+
+
+def test_plain_torchrun_runs_a_script_of_ones_own(tmp_path):
+    found = torchrun(ROOT / "tests/training/two.py", tmp_path, "search")
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.count("finished=True") == 2
+    first, second = (np.load(tmp_path / f"masks{rank}.npz") for rank in (0, 1))
+    assert all(np.array_equal(first[name], second[name]) for name in first.files)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_process_that_outlives_another_says_how_to_go_on(tmp_path, launcher, victim):
+    """In one sentence, and without a traceback of its own."""
+    run = tmp_path / "a run"
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(_free_port())]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE_")}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    if launcher == "accelerate":
+        start = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+        start += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(_free_port())]
+    command = [*start, "-m", "mptify", "search", "--out", str(run), "--no-baseline", "--set", "epochs=2000"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    for line in process.stderr:
+        if "2/2000" in line:
+            break
+    workers = [one for one in psutil.Process(process.pid).children(recursive=True) if "RANK" in one.environ()]
+    (found,) = [one for one in workers if one.environ()["RANK"] == str(victim)]
+    found.kill()
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode != 0
+    name = "mptify (process 1)" if victim == 0 else "mptify"
+    said = "Another process of this search has ended, and no other can go on without it."
+    how = "torchrun --nproc-per-node 2" if launcher == "torchrun" else "accelerate launch --cpu --num_processes 2"
+    sentence = f"{name}: {said} `{how} -m mptify search --resume --out '{run}'` goes on from the last checkpoint.\n"
+    assert sentence in errors
+    before = errors[: errors.index(sentence)]
+    assert "Traceback" not in before
+    assert "gloo" not in errors
+    assert "[rank" not in errors
 
 
 def test_a_script_that_the_launcher_left_alone_is_told_so(tmp_path):

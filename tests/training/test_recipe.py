@@ -4,7 +4,7 @@ import pytest
 
 from mptify.errors import BadSpec
 from mptify.recipe import baseline_of, find_recipe, make_recipe, recipe_names, to_yaml, with_settings
-from mptify.spec import TicketSpec
+from mptify.spec import TicketSpec, make_spec
 
 
 @pytest.mark.parametrize(
@@ -129,3 +129,42 @@ def test_a_baseline_differs_by_what_it_says():
 def test_a_layers_name_may_have_dots():
     changed = with_settings({}, ["ticket.prune_overrides.layer1.0.conv1=0.5", "ticket.prune=0.7"])
     assert changed == {"ticket": {"prune_overrides": {"layer1.0.conv1": 0.5}, "prune": 0.7}}
+
+
+@pytest.mark.parametrize("text", ["precision: no", "precision: No", "precision: off", "precision: 'no'", "precision: false"])
+def test_no_precision_is_the_word_though_yaml_reads_false(text, tmp_path):
+    (tmp_path / "a.yaml").write_text(f"model: mptify:conv2\ndata: digits\n{text}\n")
+    assert make_recipe(*find_recipe(str(tmp_path / "a.yaml"))).precision == "no"
+    settings = with_settings({"precision": "bf16"}, [text.replace(": ", "=")])
+    assert make_recipe(settings).precision == "no"
+
+
+def test_yes_is_no_precision():
+    with pytest.raises(BadSpec, match="precision=True: should be 'no', 'bf16' or 'fp16'"):
+        make_recipe({"precision": True})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("learning_rate", "lr"), ("learning-rate", "lr"), ("batch_size", "batch"), ("batch-size", "batch"), ("num_epochs", "epochs"),
+        ("max_epochs", "epochs"), ("weight-decay", "weight_decay"), ("wd", "weight_decay"), ("prune_rate", "ticket.prune"),
+        ("sparsity", "ticket.prune"), ("prune", "ticket.prune"), ("optim", "optimizer"), ("scheduler", "schedule"),
+        ("num_workers", "data.workers"), ("image_size", "data.size"), ("mixed_precision", "precision"), ("dataset", "data"),
+        ("ticket.sparsity", "ticket.prune"), ("data.num_workers", "data.workers"), ("random_seed", "seed"), ("LR", "lr"),
+    ],
+)  # fmt: skip
+def test_what_other_programs_call_a_setting_is_understood(given, meant):
+    with pytest.raises(BadSpec) as caught:
+        make_recipe(with_settings({}, [f"{given}=1"]))
+    assert str(caught.value) == f"There is no setting {given!r}; did you mean {meant!r}?"
+
+
+def test_the_settings_of_a_ticket_are_found_by_other_names_too():
+    with pytest.raises(BadSpec, match="There is no setting 'prune_rate'; did you mean 'prune'"):
+        make_spec({"prune_rate": 0.5})
+
+
+def test_the_names_of_settings_are_words():
+    with pytest.raises(BadSpec, match="Settings have names, and 3 is none"):
+        make_recipe({3: 4})
