@@ -408,6 +408,7 @@ class _Image(_Build):
         self.unread.discard(pieces)
         kept = self.step("item", pieces, index=0, shape=half)
         self.step("item", pieces, index=1, shape=half)
+        self.some_conv()  # a view of several can't be changed in place
         self.layers()
         changed = self.align(self.now, (self.shape[0], *size))
         self.step("cat", kept, changed, dim=1, shape=(half[0] + self.shapes[changed][0], *size))
