@@ -121,13 +121,13 @@ class _Maker:
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def activation_module(self, channels=None):
+    def activation_module(self, channels=None, may_overwrite=True):
         kind = (
             self.activation
             if self.activation != "any"
             else self.draw.choice(["relu", "gelu", "silu", "hardswish", "leaky", "prelu", "elu"])
         )
-        inplace = self.chance(0.4) and kind in ("relu", "silu", "hardswish", "leaky")
+        inplace = self.chance(0.4) and may_overwrite and kind in ("relu", "silu", "hardswish", "leaky")
         self.has(f"{kind} module", *(["in place"] if inplace else []))
         if kind in ("gelu", "prelu", "elu"):
             return {"gelu": nn.GELU(), "prelu": nn.PReLU(channels or 1), "elu": nn.ELU()}[kind]
@@ -628,7 +628,8 @@ class _Tokens(_Build):
     def mlp(self):
         gated = self.chance(0.3)
         self.has("mlp", *(["gated mlp"] if gated else []))
-        self.part(Mlp(self.width, self.draw.choice([self.width, 2 * self.width]), self.maker.activation_module(), gated, self.dropped))
+        activation = self.maker.activation_module(may_overwrite=not gated)  # a view of several can't be changed in place
+        self.part(Mlp(self.width, self.draw.choice([self.width, 2 * self.width]), activation, gated, self.dropped))
 
     def mix(self):
         if self.side is not None and self.chance(0.6):
