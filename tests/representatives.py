@@ -10,115 +10,8 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from mptify import catalog
 from mptify.catalog import Entry
+from mptify.compatibility import FAMILIES, IMAGE_SIZES
 from mptify.init_mode import InitMode
-
-_XCEPTION_BLOCKS = [  # an entry, a middle and an exit of as many layers as the network's, with a third of the channels
-    {"in_chs": 64, "out_chs": 64, "stride": 2},
-    {"in_chs": 64, "out_chs": 128, "stride": 2},
-    {"in_chs": 128, "out_chs": 240, "stride": 2},
-    {"in_chs": 240, "out_chs": 240, "stride": 1},
-    {"in_chs": 240, "out_chs": (240, 320, 320), "stride": 2},
-    {"in_chs": 320, "out_chs": (480, 480, 640), "no_skip": True, "stride": 1},
-]
-TIMM = {
-    "beit_base_patch16_224": {"depth": 2},
-    "lambda_resnet26t": {},
-    "test_byobnet": {},
-    "cait_xxs24_224": {"depth": 2},
-    "coat_tiny": {"serial_depths": (1, 1, 1, 1), "parallel_depth": 1},
-    "convit_tiny": {"depth": 2, "local_up_to_layer": 1},
-    "convmixer_768_32": {},
-    "test_convnext": {},
-    "cpubone_nano": {},
-    "crossvit_tiny_240": {"depth": ((1, 1, 0), (1, 1, 0), (1, 1, 0))},
-    "csatv2": {"depths": (2, 2, 2, 2)},
-    "cs3darknet_focus_s": {},
-    "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (32, 64, 128, 256), "num_heads": (1, 2, 4, 8)},
-    "deepseek_vit_412m": {"depth": 2, "embed_dim": 256, "num_heads": 4},
-    "deit_tiny_patch16_224": {"depth": 2},
-    "densenet121": {"block_config": (1, 1, 1, 1)},
-    "dla46x_c": {},
-    "dpn48b": {"k_sec": (1, 1, 1, 1)},
-    "edgenext_xx_small": {"depths": (2, 2, 2, 2)},
-    "efficientformer_l1": {"depths": (1, 1, 1, 2), "num_vit": 1},
-    "efficientformerv2_s0": {"depths": (1, 1, 2, 2), "num_vit": 1},
-    "test_efficientnet": {},
-    "efficientvim_m1": {"depths": (1, 1, 1)},
-    "efficientvit_b0": {"depths": (1, 1, 1, 1)},
-    "efficientvit_m0": {"depth": (1, 1, 1)},
-    "vit_tiny_patch16_dinov3_qkvb": {"depth": 2},
-    "fasternet_t0": {"depths": (1, 1, 1, 1)},
-    "fastvit_t8": {"layers": (1, 1, 1, 1)},
-    "focalnet_tiny_srf": {},
-    "gcvit_xxtiny": {"embed_dim": 32},
-    "gemma4_vit_167m": {"depth": 2, "embed_dim": 192, "num_heads": 3},
-    "ghostnet_050": {},
-    "hardcorenas_b": {},
-    "hgnetv2_b0": {},
-    "hiera_tiny_224": {"stages": (1, 1, 1, 1)},
-    "sam2_hiera_tiny": {"embed_dim": 48},
-    "hrnet_w18_small": {},
-    "iformer_t": {},
-    "inception_next_atto": {"depths": (1, 1, 1, 1)},
-    "inception_resnet_v2": {},
-    "inception_v3": {},
-    "inception_v4": {},
-    "lcnetv2_small": {"depths": (1, 1, 1, 1)},
-    "levit_128s": {"depth": (1, 1, 1)},
-    "lowformer_b0": {},
-    "test_mambaout": {},
-    "maxvit_pico_rw_256": {"depths": (1, 1, 1, 1)},
-    "poolformerv2_s12": {},
-    "gmlp_ti16_224": {},
-    "mobilenetv3_small_050": {},
-    "mobilenetv5_base": {"channel_multiplier": 0.25},
-    "mobilevit_xxs": {},
-    "mvitv2_tiny": {},
-    "naflexvit_base_patch16_parfac_gap": {"depth": 2},
-    "nasnetalarge": {"stem_size": 24, "num_features": 1056},
-    "nest_tiny": {},
-    "nextvit_small": {"depths": (1, 1, 5, 1)},
-    "test_nfnet": {},
-    "pit_ti_224": {"depth": (1, 1, 1)},
-    "pnasnet5large": {},
-    "pvt_v2_b0": {"depths": (1, 1, 1, 1)},
-    "qwen3_vit_88m": {"depth": 2},
-    "rdnet_tiny": {"growth_rates": [32, 48, 64, 64, 64, 64, 96]},
-    "regnetx_002": {},
-    "repghostnet_050": {},
-    "repvit_m1": {"depth": (1, 1, 1, 1)},
-    "res2next50": {"layers": (1, 1, 1, 1)},
-    "resnest14d": {},
-    "test_resnet": {},
-    "resnetv2_18": {"layers": (1, 1, 1, 1)},
-    "rexnet_100": {"depth_mult": 0.1},
-    "selecsls42": {},
-    "legacy_seresnet18": {"layers": (1, 1, 1, 1)},
-    "sequencer2d_s": {"layers": (1, 1, 1, 1)},
-    "shvit_s1": {"depth": (1, 1, 1)},
-    "skresnet18": {"layers": (1, 1, 1, 1)},
-    "starnet_s050": {"depths": (1, 1, 1, 1)},
-    "swiftformer_xs": {"layers": (1, 1, 1, 1)},
-    "swin_tiny_patch4_window7_224": {"depths": (2, 2)},
-    "swinv2_tiny_window8_256": {"depths": (2, 2)},
-    "swinv2_cr_tiny_224": {"depths": (2, 2)},
-    "tiny_vit_5m_224": {"depths": (1, 1, 1, 1)},
-    "tnt_s_legacy_patch16_224": {"depth": 2},
-    "tresnet_m": {"layers": (1, 1, 1, 1), "width_factor": 0.25},
-    "twins_svt_small": {"depths": (2, 2, 2, 2), "embed_dims": (32, 64, 128, 256)},
-    "vgg11": {"mlp_ratio": 0.05},
-    "visformer_tiny": {"depth": (1, 1, 1)},
-    "test_vit": {"depth": 2},
-    "vit_tiny_r_s16_p8_224": {"depth": 2},
-    "vit_srelpos_small_patch16_224": {"depth": 2},
-    "samvit_base_patch16_224": {"depth": 2},
-    "vitamin_small_224": {"depth": 2},
-    "volo_d1_224": {},
-    "ese_vovnet19b_slim_dw": {},
-    "legacy_xception": {},
-    "xception41p": {"block_cfg": _XCEPTION_BLOCKS},
-    "xcit_nano_12_p8_224": {"depth": 2},
-}
 
 
 def _resnet(**options):
@@ -277,7 +170,7 @@ TORCHVISION = {
     "quantized_shufflenet_v2_x0_5": None,
 }  # fmt: skip
 
-ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in TIMM]
+ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in FAMILIES]
 # Those that take torch six seconds or more to compile and export, which `pytest -m sweep` does.
 SLOW_TO_COMPILE = {
     "coat_tiny", "cpubone_nano", "crossvit_tiny_240", "csatv2", "davit_tiny", "deeplabv3_mobilenet_v3_large", "dla46x_c", "dpn48b",
@@ -305,11 +198,10 @@ def _clip(*shape):
 _CLIP = _clip(8, 32, 32)
 _INPUTS = {"mvit_v1_b": _CLIP, "r3d_18": _CLIP, "mc3_18": _CLIP, "r2plus1d_18": _CLIP, "s3d": _clip(16, 64, 64)}
 _SIZES = {  # where 64 pixels, or a detector's 96, are too few; None: only at the size that it was made for
-    ("torchvision", "inception_v3"): 128, ("timm", "crossvit_tiny_240"): None, ("timm", "efficientformer_l1"): None,
-    ("timm", "inception_v3"): 96, ("timm", "inception_v4"): 96, ("timm", "inception_resnet_v2"): 96,
-    ("torchvision", "quantized_inception_v3"): 96, ("timm", "deepseek_vit_412m"): 112,
-    ("timm", "efficientvim_m1"): 128, ("timm", "efficientvit_m0"): 128,  # below, their last attention has one token and no gradient
-}  # fmt: skip
+    ("torchvision", "inception_v3"): 128,
+    ("torchvision", "quantized_inception_v3"): 96,
+    **{("timm", name): size for name, size in IMAGE_SIZES.items()},
+}
 _WHOLE = {  # networks that need each of their blocks
     "cait_xxs24_224", "coat_tiny", "ese_vovnet19b_slim_dw", "hrnet_w18_small", "mvitv2_tiny", "r2plus1d_18", "sequencer2d_s",
     "ssdlite320_mobilenet_v3_large", "tnt_s_legacy_patch16_224", "xception41p",
@@ -361,7 +253,7 @@ def _needs_a_device(entry):
 
 
 def _build(entry, size, device):
-    options = TIMM[entry.name] if entry.source == "timm" else {}
+    options = FAMILIES[entry.name] if entry.source == "timm" else {}
     with warnings.catch_warnings(), torch.device(device), InitMode("constant"):
         warnings.simplefilter("ignore")
         small = TORCHVISION.get(entry.name) if entry.source == "torchvision" else None

@@ -27,7 +27,7 @@ LEVELS = [
     ["ticket"],
     ["training"],
     ["exporting", "predicting", "page", "sweep", "plotting"],
-    ["coverage", "bench", "inference"],
+    ["coverage", "compatibility", "bench", "inference"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
