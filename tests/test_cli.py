@@ -138,6 +138,8 @@ def test_help_and_version():
     assert "--prune" in run("convert", "--help").output
     assert "--filter" in run("zoo", "--help").output
     assert "--rounds" in run("bench", "surgery", "--help").output
+    for command in ([], ["search"], ["bench"], ["bench", "surgery"], ["card"], ["recipes"]):
+        assert "Usage:" in run(*command, "-h").output
 
 
 def test_the_bench_measures_ratios():

@@ -8,24 +8,38 @@ from typing import Any
 from mptify import catalog
 from mptify.ticket.summary import Summary
 
-__all__ = ["model_card"]
+__all__ = ["hub_dataset", "model_card"]
 
 
-def model_card(summary: Summary, file: str, license: str) -> str:
-    """The text of a README.md. Every figure in it comes from the ticket."""
-    return "\n".join([*_header(summary, license), *_page(summary, file)]) + "\n"
+def model_card(summary: Summary, file: str, license: str | None = None, dataset: str | None = None) -> str:
+    """The text of a README.md. Every figure in it comes from the ticket.
+
+    `license` and `dataset`, a data set's id on the Hub, are stated if they are given; the latter also
+    where the ticket's notes name a data set that the Hub is known to have.
+    """
+    return "\n".join([*_header(summary, license, dataset), *_page(summary, file)]) + "\n"
 
 
-def _header(summary: Summary, license: str) -> list[str]:
+def hub_dataset(source: Any) -> str | None:
+    """The Hub's id of what a search was run on, as far as that is known; a folder's name is none."""
+    kind, _, place = source.partition(":") if isinstance(source, str) else ("", "", "")
+    if kind in ("cifar10", "cifar100"):
+        return f"uoft-cs/{kind}"
+    name = place.partition(":")[0]
+    return name.removeprefix("hfds/") if kind == "timm" and name.startswith("hfds/") else None
+
+
+def _header(summary: Summary, license: str | None, dataset: str | None) -> list[str]:
     task = "image-classification" if summary.architecture is None else catalog.hub_task(catalog.resolve(summary.architecture))
-    lines = ["---", f"license: {_yaml(license)}", "library_name: mptify", *([f"pipeline_tag: {task}"] if task else [])]
+    lines = ["---", *([f"license: {_yaml(license)}"] if license else []), "library_name: mptify"]
+    lines += [f"pipeline_tag: {task}"] if task else []
     lines += ["tags:", *(f"- {tag}" for tag in ("mptify", "lottery-ticket", "binary-neural-network", "sparsity"))]
     if summary.architecture is not None and summary.architecture.startswith("timm:"):
         lines.append("- timm")
-    data, accuracy = summary.notes.get("data"), summary.notes.get("accuracy")
-    if isinstance(data, str):
+    data, accuracy = dataset or hub_dataset(summary.notes.get("data")), summary.notes.get("accuracy")
+    if data is not None:
         lines += ["datasets:", f"- {_yaml(data)}"]
-    if task and isinstance(data, str) and isinstance(accuracy, (int, float)):
+    if task and data is not None and isinstance(accuracy, (int, float)):
         lines += [
             "model-index:", f"- name: {_yaml(_title(summary))}", "  results:", "  - task:", f"      type: {task}",
             "    dataset:",

@@ -136,7 +136,9 @@ def open_packed(path: str | Path) -> PackedFile:
         )  # fmt: skip
     except OSError as error:
         raise MptifyError(f"{path}: can't be read ({error.strerror}).") from None
-    except (DamagedTicket, safetensors.SafetensorError) as error:
+    except safetensors.SafetensorError:  # its header was read before: what follows is not what it says
+        raise DamagedTicket(f"{path}: This packed file is cut short or damaged; export the ticket again.") from None
+    except DamagedTicket as error:
         raise DamagedTicket(f"{path}: {error}") from None
     return PackedFile(path, ticket, description, tensors)
 

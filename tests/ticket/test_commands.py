@@ -112,7 +112,7 @@ def test_a_card_has_the_header_that_the_hub_reads(files, tmp_path):
     _, header, page = (tmp_path / "README.md").read_text().split("---\n", 2)
     metadata = yaml.safe_load(header)
     assert metadata["library_name"] == "mptify"
-    assert metadata["datasets"] == ["cifar10"]
+    assert metadata["datasets"] == ["uoft-cs/cifar10"]
     assert metadata["model-index"][0]["results"][0]["metrics"] == [{"type": "accuracy", "value": 0.5}]
     assert 'mptify.load("a.ticket")' in page
     assert "exists" in str(run("card", tmp_path / "a.ticket", "--out", tmp_path / "README.md").exception)
@@ -124,10 +124,39 @@ def test_a_card_has_the_header_that_the_hub_reads(files, tmp_path):
      ("torchvision:ssd300_vgg16", "object-detection"), ("torchvision:r3d_18", "video-classification"), (None, "image-classification")],
 )  # fmt: skip
 def test_a_card_names_the_task_as_the_hub_does(files, architecture, task):
-    summary = replace(summarize(*read_both(files[0])), architecture=architecture, notes={"data": "some", "accuracy": 0.5})
+    summary = replace(summarize(*read_both(files[0])), architecture=architecture, notes={"data": "cifar10", "accuracy": 0.5})
     metadata = yaml.safe_load(model_card(summary, "a.ticket", "mit").split("---\n", 2)[1])
     assert metadata.get("pipeline_tag") == task
     assert ("model-index" in metadata) == (task is not None)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("imagefolder:photos", None), ("imagenet:/data/imagenette", None), ("digits", None), ("arrays:a.npz", None), ("photos/cats", None),
+        ("timm:folder:photos", None), ("timm:torch/cifar10:data", None), (3, None),
+        ("cifar10", "uoft-cs/cifar10"), ("cifar100:data", "uoft-cs/cifar100"),
+        ("timm:hfds/timm/oxford-iiit-pet:data", "timm/oxford-iiit-pet"),
+    ],
+)  # fmt: skip
+def test_a_card_invents_neither_a_licence_nor_a_data_set(files, tmp_path, source, expected):
+    notes = {"data": source, "accuracy": 0.5}
+    mptify.save(mptify.load(files[0]), tmp_path / "a.ticket", "timm:test_vit", arguments={"num_classes": 7}, notes=notes)
+    metadata = yaml.safe_load(run("card", tmp_path / "a.ticket").stdout.split("---\n", 2)[1])
+    assert "license" not in metadata
+    assert metadata.get("datasets") == (None if expected is None else [expected])
+    assert ("model-index" in metadata) == (expected is not None)  # the Hub wants the data set's id there
+    if expected is not None:
+        assert metadata["model-index"][0]["results"][0]["dataset"] == {"name": expected, "type": expected}
+
+
+def test_a_card_says_what_it_is_told(files, tmp_path):
+    mptify.save(mptify.load(files[0]), tmp_path / "a.ticket", "timm:test_vit", arguments={"num_classes": 7}, notes={"accuracy": 0.5})
+    text = run("card", tmp_path / "a.ticket", "--license", "mit", "--dataset", "me/photos").stdout
+    metadata = yaml.safe_load(text.split("---\n", 2)[1])
+    assert (metadata["license"], metadata["datasets"]) == ("mit", ["me/photos"])
+    for options, words in ((["--license", ""], "--license"), (["--dataset", "imagefolder:photos"], "imagefolder:photos")):
+        assert words in str(run("card", tmp_path / "a.ticket", *options).exception)
 
 
 def test_inspect_counts_the_bytes_that_are_in_the_file(files):

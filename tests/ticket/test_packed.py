@@ -186,6 +186,17 @@ def test_what_no_writer_would_write_is_refused(what, conv2, tmp_path):
         mptify.load(path)(conv2[1])
 
 
+def test_a_file_that_is_cut_short_is_told_in_words_of_ours(conv2, tmp_path):
+    data = conv2[0].read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    for rest in (data[:header], data[: header + 1], data[: len(data) // 2], data[:-1], data + b"\0"):
+        (tmp_path / "b.packed").write_bytes(rest)
+        with pytest.raises(DamagedTicket) as caught:
+            mptify.load(tmp_path / "b.packed")
+        told = f"{tmp_path / 'b.packed'}: This packed file is cut short or damaged; export the ticket again."
+        assert str(caught.value) == told
+
+
 def test_wrong_uses_are_told(conv2, tmp_path):
     path, _ = conv2
     with pytest.raises(MptifyError, match="is a packed file: it takes no model, and runs on CPUs only"):
