@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mptify.in_timm import offer_to_timm
+
 if TYPE_CHECKING:
     from mptify.errors import (
         BadData,
@@ -71,3 +73,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_PACKAGES})
+
+
+offer_to_timm()

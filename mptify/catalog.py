@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mptify import models
 from mptify.errors import BadSpec, UnknownModel
-from mptify.models.in_timm import PREFIX
+from mptify.in_timm import PREFIX
 
 __all__ = ["Entry", "all_entries", "build", "example_inputs", "hub_task", "resolve", "tensors_in", "training_loss"]
 

@@ -10,7 +10,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from mptify import catalog
 from mptify.catalog import Entry
-from mptify.compatibility import FAMILIES, IMAGE_SIZES
+from mptify.families import FAMILIES, IMAGE_SIZES
 from mptify.init_mode import InitMode
 
 

@@ -123,7 +123,7 @@ def test_vgg_small_needs_no_norms_of_surgery():
 # -- in timm's registry ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["mptify.models, timm", "timm, mptify"])
+@pytest.mark.parametrize("order", ["mptify, timm", "timm, mptify"])
 def test_timm_knows_the_networks_whichever_is_imported_first(order):
     """And nothing of ours is left on the path of imports."""
     left = "[one for one in sys.meta_path if 'mptify' in repr(one)]"

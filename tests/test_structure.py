@@ -14,7 +14,7 @@ from mptify.settings import page
 ROOT = Path(__file__).parents[1]
 LEVELS = [
     ["errors"],
-    ["spec", "files", "images"],
+    ["spec", "files", "images", "families", "in_timm"],
     ["recipe", "models"],
     ["settings"],
     ["native"],

@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from mptify.models.conv import conv2, conv4, conv6, conv8
-from mptify.models.in_timm import offer_to_timm
 from mptify.models.resnet import resnet18_cifar, resnet20_cifar, resnet56_cifar, wide_resnet34_2
 from mptify.models.vgg import vgg_small
 
@@ -46,6 +45,3 @@ def _parts(name: str) -> tuple[str, float | None]:
 
 def _has_width(base: str) -> bool:
     return "width" in inspect.signature(BUILDERS[base]).parameters
-
-
-offer_to_timm(BUILDERS)

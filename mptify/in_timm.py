@@ -1,8 +1,9 @@
 """The networks in timm's registry: `timm.create_model("mptify_conv4")`, whichever of the two packages is imported first.
 
-timm knows those models that `timm.models.register_model` was called with, and looks for no others. To call it takes timm's
-import, which is longer than that of everything else here, and most of mptify can do without. So where timm is not imported yet, we
-wait for it: a finder on `sys.meta_path` that finds nothing of its own lets `timm.models` be loaded as ever, and registers behind it.
+timm knows only the models that `timm.models.register_model` was called with. Calling it needs timm's import, which takes longer
+than everything else here and which most of mptify does without. So where timm is not imported yet, a finder on `sys.meta_path` waits
+for it: it finds nothing of its own, lets `timm.models` load as ever, and registers our networks behind it. Nothing here imports
+torch, so that `import mptify` stays fast.
 """
 
 from __future__ import annotations
@@ -11,35 +12,33 @@ import importlib.abc
 import importlib.machinery
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from mptify.errors import BadSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["PREFIX", "offer_to_timm"]
 
 PREFIX = "mptify_"
 default_cfgs: dict[str, dict[str, Any]] = {}  # where timm looks for what a model of this file expects of its images
 
-Builder = Callable[..., nn.Module]
+Builder = Callable[..., "nn.Module"]
 
 
-def offer_to_timm(builders: Mapping[str, Builder]) -> None:
-    """Register each builder with timm under its name behind `mptify_`: now, or as soon as timm is imported."""
+def offer_to_timm() -> None:
+    """Register our networks with timm as `mptify_<name>`: now, or as soon as timm is imported."""
     if hasattr(sys.modules.get("timm.models"), "register_model"):
-        _register(builders)
+        _register()
     else:
-        sys.meta_path.insert(0, _Waiting(builders))
+        sys.meta_path.insert(0, _Waiting())
 
 
 class _Waiting(importlib.abc.MetaPathFinder):
     """Registers when `timm.models` has been loaded, and is gone then."""
-
-    def __init__(self, builders: Mapping[str, Builder]):
-        self.builders = builders
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -55,16 +54,18 @@ class _Waiting(importlib.abc.MetaPathFinder):
             load(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _register(self.builders)
+                _register()
 
         spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec
 
 
-def _register(builders: Mapping[str, Builder]) -> None:
+def _register() -> None:
     from timm.models import register_model
 
-    for name, builder in builders.items():
+    from mptify.models import BUILDERS
+
+    for name, builder in BUILDERS.items():
         entrypoint = _entrypoint(PREFIX + name, builder)
         default_cfgs[entrypoint.__name__] = _expected(builder)
         globals()[entrypoint.__name__] = entrypoint  # timm adds the name to this file's `__all__`
