@@ -258,8 +258,9 @@ def _dense_case(name: str) -> Case:
 
         size = IMAGE_SIZES.get(name, 64)
         options = {"num_classes": 10} | FAMILIES[name] | options
+        sized: dict[str, Any] = {"img_size": size} if size else {}
         try:
-            return timm.create_model(name, **options, **({"img_size": size} if size else {})).eval()
+            return timm.create_model(name, **options, **sized).eval()
         except TypeError:  # a network that takes any size has no such argument
             return timm.create_model(name, **options).eval()
 

@@ -21,7 +21,7 @@ from mptify import functional, randomness
 from mptify.applying import EscapedWeight, along, apply_weight
 from mptify.bare import Bare
 from mptify.errors import BadSpec, CannotConvert
-from mptify.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
+from mptify.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm, recorded_call
 from mptify.spec import TicketSpec
 from mptify.threshold import SharedThreshold
 
@@ -331,7 +331,10 @@ class Ticketed(Bare):
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        recorded = recorded_call(self, args, kwargs)
+        if recorded is not None:
+            return recorded
         if args:
             args = (self._prepare(args[0]), *args[1:])
         else:  # called by keyword: the input comes first there too
@@ -436,7 +439,10 @@ class TicketParameter(Ticketed, nn.Module):
         self._set_up(parameter, spec, name, fan_in)
         self.channel_axis = axis
 
-    def forward(self, x: Tensor, function: str = "linear", *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor, function: str = "linear", *args: Any, **kwargs: Any) -> Any:
+        recorded = recorded_call(self, (x, function, *args), kwargs)
+        if recorded is not None:
+            return recorded
         return apply_weight(self, function, x, None, *args, **kwargs)
 
 

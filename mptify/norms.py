@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from mptify import functional
 
-__all__ = ["Binarize", "ChannelBatchNorm", "ScalarBatchNorm", "Sign", "TokenBatchNorm"]
+__all__ = ["Binarize", "ChannelBatchNorm", "ScalarBatchNorm", "Sign", "TokenBatchNorm", "recorded_call"]
+
+
+def recorded_call(module: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Proxy | None:
+    """One node for a call of `module` if some fx tracer runs it on proxies, so that it is a leaf for every tracer; else None."""
+    proxy: Any = next((one for one in (*args, *kwargs.values()) if isinstance(one, fx.Proxy)), None)
+    if proxy is None:
+        return None
+    return proxy.tracer.create_proxy("call_module", proxy.tracer.path_of_module(module), args, kwargs)
 
 
 class Sign(nn.Module):
@@ -18,8 +26,8 @@ class Sign(nn.Module):
         super().__init__()
         self.width = width
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.sign_ste(x, self.width)
+    def forward(self, x: Tensor) -> Any:
+        return functional.sign_ste(x, self.width) if isinstance(x, Tensor) else recorded_call(self, (x,), {})
 
     def extra_repr(self) -> str:
         return "" if self.width == 1 else f"width={self.width}"

@@ -14,8 +14,8 @@ from mptify.settings import page
 ROOT = Path(__file__).parents[1]
 LEVELS = [
     ["errors"],
-    ["spec", "files", "images", "families", "in_timm"],
-    ["recipe", "models"],
+    ["spec", "files", "images", "families"],
+    ["recipe", "models", "in_timm"],
     ["settings"],
     ["native"],
     ["functional", "randomness", "init_mode"],

@@ -34,10 +34,10 @@ __all__ = ["compiled", "pack", "packed_layers"]
 def pack(model: nn.Module, example: Any = None) -> nn.Module:
     """A packed program of a 1/1 ticket model on a CPU: takes and returns ordinary tensors, for inference only.
 
-    `example` is an input of the size that it will be used with, or a tuple of all that the model takes; other sizes work too. Without
-    one, it is what timm says that the network was made for, or an image of 224 pixels. Of networks that no graph holds as a whole, such as
-    detectors, the parts that have one are packed. Where mptify was installed without a C++ compiler, the model itself is
-    returned, with a warning.
+    `example` is an input of the size that it will be used with, or a tuple of all that the model takes; other sizes work too. A network
+    of timm's or torchvision's needs none: it is run on an image of the size that it was made for. Of networks that no graph holds as a
+    whole, such as detectors, the parts that have one are packed. Where mptify was installed without a C++ compiler, the model itself
+    is returned, with a warning.
     """
     if model.training:
         raise MptifyError("A packed program is made from a model in eval(); call model.eval() first.")
@@ -55,9 +55,9 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
             return pack_parts(model, arguments, compiled)
         try:
             propagate(model, arguments)
-        except RuntimeError as error:
+        except Exception:  # whatever torch's operations make of what they were given
             sizes = " and ".join("×".join(map(str, one.shape)) for one in given)
-            raise MptifyError(f"The network can't take an input of {sizes}; pass one that it can: mptify.pack(model, example).") from error
+            raise MptifyError(f"The network can't take an input of {sizes}; pass one that it can: mptify.pack(model, example).") from None
         return compiled(model)
 
 
@@ -82,7 +82,11 @@ def compiled(model: fx.GraphModule, kernels: Mapping[str, Kernel] | None = None)
 
 def _usual_input(model: nn.Module) -> Tensor:
     config: Any = getattr(model, "pretrained_cfg", None)
-    return torch.zeros(1, *(config.get("input_size", (3, 224, 224)) if hasattr(config, "get") else (3, 224, 224)))
+    if hasattr(config, "get") and config.get("input_size"):
+        return torch.zeros(1, *config.get("input_size"))
+    if getattr(model, "original_module", type(model).__module__).startswith("torchvision."):
+        return torch.zeros(1, 3, 224, 224)
+    raise MptifyError("Nobody but you knows what this network takes; pass an input of the usual size: mptify.pack(model, example).")
 
 
 def _state_of(model: nn.Module) -> Iterator[Tensor]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
 
 from mptify.errors import MptifyError
 from mptify.layers import Ticketed
@@ -30,7 +30,7 @@ def pack_parts(model: nn.Module, arguments: tuple[Any, ...], compiled: Callable[
     try:
         model(*arguments)
     except Exception as error:  # whatever the network's own code makes of what it was given
-        raise MptifyError(f"The network can't take this input ({error}); pass one that it can: mptify.pack(model, example).") from error
+        raise MptifyError(f"The network can't take this input ({error}); pass one that it can: mptify.pack(model, example).") from None
     finally:
         for hook in hooks:
             hook.remove()
@@ -47,7 +47,17 @@ def pack_parts(model: nn.Module, arguments: tuple[Any, ...], compiled: Callable[
 def propagate(graph: fx.GraphModule, arguments: tuple[Any, ...]) -> None:
     """Let each node know the shape of what it gives."""
     with torch.no_grad():
-        ShapeProp(graph).propagate(*arguments)
+        _Shapes(graph).run(*arguments)
+
+
+class _Shapes(fx.Interpreter):
+    """Notes the shapes of tensors. fx's own `ShapeProp` prints a traceback where an input does not fit."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor):
+            n.meta["tensor_meta"] = SimpleNamespace(shape=result.shape)
+        return result
 
 
 def _by_position(graph: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:

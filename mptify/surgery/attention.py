@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mptify.applying import apply_to_prepared, apply_weight
+from mptify.norms import recorded_call
 
 __all__ = ["TicketMultiheadAttention"]
 
@@ -55,8 +56,12 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        given = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+        recorded: Any = recorded_call(self, given, {})
+        if recorded is not None:
+            return recorded
         if getattr(self.out_proj, "activation_bits", 32) == 32:
-            return super().forward(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            return super().forward(*given)
         batched = query.dim() == 3
         if not batched:
             query, key, value = (one.unsqueeze(0 if self.batch_first else 1) for one in (query, key, value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -44,10 +45,30 @@ def edited_region(
     graphs: dict[bool, fx.Graph] = {}
     inserted: dict[Any, str] = {}
     _split_fused_norms_(list(region.graphs.values()), root)
+    before = _parameters_read(region.graphs.values(), root)
     for training, graph in region.graphs.items():
         editor = _GraphEditor(region, graph, edits[training], layers, spec, like, inserted)
         graphs[training] = editor.edit()
-    return TicketGraph.of(root, graphs)
+    return TicketGraph.of(root, graphs, before - _parameters_read(graphs.values(), root))
+
+
+def _parameters_read(graphs: Iterable[fx.Graph], root: nn.Module) -> set[str]:
+    """The parameters of `root` that some graph uses, by itself or by a module that it calls."""
+    read: set[str] = set()
+    names: dict[int, list[str]] = {id(parameter): [] for parameter in root.parameters()}
+    for name, parameter in root.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op == "call_module":
+                used = list(root.get_submodule(str(node.target)).parameters())
+            elif node.op == "get_attr":
+                value = operator.attrgetter(str(node.target))(root)
+                used = list(value.parameters()) if isinstance(value, nn.Module) else [value]
+            else:
+                continue
+            read.update(name for parameter in used for name in names.get(id(parameter), ()))
+    return read
 
 
 class _GraphEditor:

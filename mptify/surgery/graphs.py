@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import fx, nn
@@ -35,12 +35,14 @@ class TicketGraph(fx.GraphModule):
 
     _graphs: dict[bool, fx.Graph]  # by mode; False also serves for a mode that has none
     original_name: str
+    original_module: str
     original_methods: frozenset[str]
     classifier_paths: tuple[str, ...]
     reset_classifier_with: Callable[..., None] | None
 
     @classmethod
-    def of(cls, root: nn.Module, graphs: dict[bool, fx.Graph]) -> TicketGraph:
+    def of(cls, root: nn.Module, graphs: dict[bool, fx.Graph], dropped: Collection[str] = ()) -> TicketGraph:
+        """The module that runs `graphs` on what `root` holds, without the parameters that are `dropped`."""
         mode = root.training if root.training in graphs else False
         module = cls(root, graphs[mode], type(root).__name__)
         module._graphs = graphs
@@ -49,12 +51,13 @@ class TicketGraph(fx.GraphModule):
                 if node.op in ("call_module", "get_attr"):
                     _copy_into_(module, root, str(node.target))
         for path, _ in [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]:
-            _copy_into_(module, root, path)  # and what neither of them uses
+            if path not in dropped:
+                _copy_into_(module, root, path)  # and what neither of them uses
         for name, value in root.__dict__.items():
             if not name.startswith("_") and name != "training" and not hasattr(module, name):
                 setattr(module, name, value)
         original = getattr(type(root), "original_type", type(root))
-        module.original_name = original.__name__
+        module.original_name, module.original_module = original.__name__, original.__module__
         module.original_methods = _methods_of(original)
         module.classifier_paths, module.reset_classifier_with = (), None
         for hooks in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
@@ -217,6 +220,9 @@ def _answer(answers: dict[Any, Any], coarse: Any = None) -> Any:
 
 def expect_default(value: Any, default: Any, name: str) -> None:
     """Raise unless an optional argument was left at the value that the graph was traced with."""
+    if isinstance(value, fx.Proxy):  # somebody traces the graph again
+        value.tracer.create_proxy("call_function", expect_default, (value, default, name), {})
+        return
     if value is not default and value != default:
         raise MptifyError(f"With changed edges this network runs with {name!r} at its default, {default!r}, only; it was traced so.")
 

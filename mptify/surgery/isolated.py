@@ -215,8 +215,10 @@ def _isolated_member(value: Any, tracer: IsolatedTracer) -> Any:
     if isinstance(value, (staticmethod, classmethod)) and isinstance(value.__func__, types.FunctionType):
         return type(value)(tracer.isolated_function(value.__func__))
     if type(value) is property:
-        parts = (value.fget, value.fset, value.fdel)
-        return property(*(tracer.isolated_function(one) if isinstance(one, types.FunctionType) else one for one in parts))
+        get, set_, delete = (
+            tracer.isolated_function(one) if isinstance(one, types.FunctionType) else one for one in (value.fget, value.fset, value.fdel)
+        )
+        return property(get, set_, delete)
     return value
 
 

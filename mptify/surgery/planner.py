@@ -71,6 +71,7 @@ class _Planner:
         self.last: list[str] = []
         self.kept_activations: list[str] = []
         self.late_signs: set[str] = set()
+        self.dropped: dict[str, None] = {}
 
     def plan(self, needs_layers: bool) -> Plan:
         self._check_patterns()
@@ -92,7 +93,8 @@ class _Planner:
                 f"{unwilling[0].name} would stay dense ({unwilling[0].reason}), and {len(unwilling) - 1} more; strict=False lets them."
             )
         held = tuple(name for name, parameter in self.model.named_parameters() if not parameter.requires_grad)
-        return Plan(self.spec, layers, left, edits, self.traced.untraced, self.kept_activations, sorted(self.late_signs), held)
+        late, dropped = sorted(self.late_signs), tuple(self.dropped)
+        return Plan(self.spec, layers, left, edits, self.traced.untraced, self.kept_activations, late, dropped, held)
 
     # -- which layers --------------------------------------------------------------------------------------------------
 
@@ -327,6 +329,7 @@ class _Planner:
         edits.vanished = [node.name for node in graph.nodes if node in vanished]
         facts = walk(graph, region.module, region.path == "", signs=True, passing=vanished)
         for node in activations:
+            self.dropped |= dict.fromkeys(_own_parameters(node, region))
             if node not in vanished:
                 value = facts[_input(node)]
                 edits.signs[node.name] = None if value.normalised else _norm_for(value, node, kinds, region)
@@ -397,6 +400,14 @@ def _norm_for(fact: Fact, node: fx.Node, kinds: dict[fx.Node, str], region: Regi
         if kinds[reader] not in ("identity", "dropout", "dropout0", "maxpool", "avgpool"):
             break
     return NormBefore(None)
+
+
+def _own_parameters(activation: fx.Node, region: Region) -> list[str]:
+    """What an activation learns: PReLU's slopes, as a module's or handed to the function."""
+    if activation.op == "call_module":
+        names = region.module.get_submodule(str(activation.target)).named_parameters()
+        return [join(join(region.path, str(activation.target)), name) for name, _ in names]
+    return [join(region.path, str(node.target)) for node in activation.all_input_nodes[1:] if node.op == "get_attr"]
 
 
 def _input(node: fx.Node) -> Any:

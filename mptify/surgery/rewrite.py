@@ -77,6 +77,8 @@ def _own_tensors_(model: nn.Module, plan: Plan) -> None:
                     fresh = tensor.detach().clone()
                     copies[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
                 store[name] = copies[id(tensor)]
+        if isinstance(module, nn.RNNBase):  # which computes with a list of its own
+            module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
 
 
 def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:

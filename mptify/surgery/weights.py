@@ -15,7 +15,9 @@ from mptify.surgery import handlers
 from mptify.surgery.facts import argument
 from mptify.surgery.trace import Region, Traced, join
 
-__all__ = ["FoundWeight", "weights_of"]
+__all__ = ["RECURRENT", "FoundWeight", "weights_of"]
+
+RECURRENT = "a recurrent layer's weights are not converted"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
         handlers.check_convertible(name, module)
         if isinstance(module, nn.MultiheadAttention):
             yield from _attention_weights(name, module)
+        if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+            yield from _recurrent_weights(name, module)
         handler = handlers.find(module)
         if handler is not None:
             tensor = handler.stands_for(module).detach() if handler.stands_for else getattr(module, handler.weight)
@@ -77,6 +81,13 @@ def _attention_weights(name: str, module: nn.MultiheadAttention) -> Iterator[tup
         if parameter is not None:
             found = FoundWeight(parameter, "MultiheadAttention", parameter.shape[1], -1, attribute, owner=name, bare=True)
             yield join(name, attribute), found
+
+
+def _recurrent_weights(name: str, module: nn.Module) -> Iterator[tuple[str, FoundWeight]]:
+    for attribute, parameter in module._parameters.items():
+        if parameter is not None and parameter.dim() > 1:
+            kind, inputs = type(module).__name__, parameter.shape[1]
+            yield join(name, attribute), FoundWeight(parameter, kind, inputs, -1, attribute, name, bare=True, obstacle=RECURRENT)
 
 
 def _bare_parameters(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:

@@ -43,7 +43,9 @@ def ticket_of(
 
     `standalone` stores the survivors' signs although the seed could say them; `float16` halves the floats, at a loss.
     """
+    model = _unwrapped(model)
     spec = plan_of(model).spec
+    _require_whole(model)
     layers = {name: _ticket_layer(layer, spec, standalone) for name, layer in _own_layers(model).items()}
     dtype = _one_type(model)
     kind = np.float16 if float16 else np.float64 if dtype == torch.float64 else np.float32
@@ -57,6 +59,24 @@ def ticket_of(
         constants=_constants(model),
         notes=notes or {},
     )
+
+
+def _unwrapped(model: Any) -> Any:
+    """The ticket model inside of DataParallel, DistributedDataParallel, torch.compile or a Lightning module."""
+    if not isinstance(model, nn.Module) or "ticket_plan" in vars(model):
+        return model
+    inside = [part for part in model.modules() if "ticket_plan" in vars(part)]
+    return inside[0] if len(inside) == 1 else model
+
+
+def _require_whole(model: nn.Module) -> None:
+    """Raise unless each layer of the plan is there: packed programs have kernels instead, and code may have replaced some."""
+    lost = sorted({layer.name for layer in plan_of(model).layers} - set(ticket_layers(model)))
+    if lost:
+        raise MptifyError(
+            f"{lost[0]} and {len(lost) - 1} more of this model's ticket layers are gone, so there is no whole ticket to save; "
+            "save the ticket model that a packed program was made from, or transform the network after changing its layers."
+        )
 
 
 def _one_type(model: nn.Module) -> torch.dtype:

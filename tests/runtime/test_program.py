@@ -573,4 +573,4 @@ def test_a_size_that_the_network_can_not_take_is_told():
 
     ticketed = mptify.transform(conv2(), bits="1/1", prune=0.5).eval()
     with pytest.raises(MptifyError, match=r"can't take an input of 1×3×224×224; pass one that it can"):
-        mptify.pack(ticketed)
+        mptify.pack(ticketed, torch.zeros(1, 3, 224, 224))
