@@ -29,6 +29,16 @@ class CannotPickle(MptifyError, TypeError):
     """A model that can't be pickled whole."""
 
 
+class NoTorchScript(MptifyError):
+    """`torch.jit.script` of a ticket model."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "TorchScript can't compile ticket layers, which compute their weights when they run; "
+            "torch.export.export(model, (example,)) can, and mptify export writes ONNX files."
+        )
+
+
 class LeftDense(CannotConvert):
     """`strict=True`, and at least one conv or linear weight would have stayed dense."""
 

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mptify import functional, randomness
 from mptify.applying import EscapedWeight, along, apply_weight
 from mptify.bare import Bare
-from mptify.errors import BadSpec, CannotConvert
+from mptify.errors import BadSpec, CannotConvert, NoTorchScript
 from mptify.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm, recorded_call
 from mptify.spec import TicketSpec
 from mptify.threshold import SharedThreshold
@@ -329,6 +329,10 @@ class Ticketed(Bare):
         base = type(self) if type(self).__module__ != _DYNAMIC_MODULE else self.stands_for()
         return _empty_ticket, (base, self._weight_name), self.__getstate__()
 
+    def __prepare_scriptable__(self) -> Any:
+        """Called by `torch.jit.script`."""
+        raise NoTorchScript
+
     # -- running -------------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -470,7 +474,7 @@ def ticket_class(layer_type: type, weight_name: str = "weight") -> type[Ticketed
             body |= {"_weight_name": weight_name, weight_name: Ticketed.weight}
         if issubclass(layer_type, nn.Linear):
             body["channel_axis"] = -1
-        _DYNAMIC[key] = type(f"Ticket{layer_type.__name__}", (Ticketed, layer_type), body)
+        return _DYNAMIC.setdefault(key, type(f"Ticket{layer_type.__name__}", (Ticketed, layer_type), body))
     return _DYNAMIC[key]
 
 

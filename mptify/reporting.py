@@ -43,6 +43,8 @@ class Report:
     prune: float
     layers: tuple[LayerReport, ...]
     left_dense: tuple[tuple[str, int, str], ...]
+    tables: tuple[tuple[str, tuple[int, ...]], ...]
+    dropped: tuple[str, ...]
     untraced: dict[str, str]
     kept_activations: tuple[str, ...]
     trainable: dict[str, int]
@@ -94,6 +96,8 @@ def report(model: nn.Module) -> Report:
         prune=plan.spec.prune,
         layers=tuple(layers),
         left_dense=tuple((left.name, left.count, left.reason) for left in plan.left_dense),
+        tables=plan.tables,
+        dropped=plan.dropped,
         untraced=plan.untraced,
         kept_activations=tuple(plan.kept_activations),
         trainable=trainable,
@@ -146,7 +150,7 @@ def _layer_table(report: Report, width: int) -> Table:
         justify: Literal["left", "right"] = "right" if column in ("kept", "share") else "left"
         table.add_column(column, justify=justify, no_wrap=column not in ("layer", "input"), overflow="fold")
     for layer in report.layers:
-        shape = "×".join(str(size) for size in layer.shape)
+        shape = _sizes(layer.shape)
         share = f"{100 * layer.kept / layer.count:.1f} %"
         note = f"= {layer.tied_to}" if layer.tied_to else layer.before
         cells = {
@@ -171,10 +175,10 @@ def _totals(report: Report) -> Table:
     weights = f"{report.converted:,} of {report.weights:,} conv and linear weights"
     table.add_row("converted", f"{weights} ({share:.2f} %), {len(report.layers)} layers")
     table.add_row("kept", f"{report.kept:,} ({100 * report.kept / report.converted:.2f} %)")
-    for name, count, reason in report.left_dense[:10]:
-        table.add_row("left dense", f"{name}: {count:,} weights, {reason}")
-    if len(report.left_dense) > 10:
-        table.add_row("left dense", f"... and {len(report.left_dense) - 10} more")
+    left = [f"{name}: {count:,} weights, {reason}" for name, count, reason in report.left_dense]
+    _add_some(table, "left dense", left, most=10)
+    _add_some(table, "not a weight", [f"{name}: {_sizes(shape)}, added, joined or looked up" for name, shape in report.tables])
+    _add_some(table, "dropped", [f"{name}, of an activation that a sign replaces" for name in report.dropped])
     for path, reason in list(report.untraced.items())[:3]:
         table.add_row("not traced", f"{path or 'the model itself'}: {reason}")
     if len(report.untraced) > 3:
@@ -183,6 +187,17 @@ def _totals(report: Report) -> Table:
     size = f"{_megabytes(report.float_bytes)} as float32; as a ticket about {_megabytes(report.packed_bytes)}, or less"
     table.add_row("size", size)
     return table
+
+
+def _add_some(table: Table, title: str, lines: list[str], most: int = 3) -> None:
+    for line in lines[:most]:
+        table.add_row(title, line)
+    if len(lines) > most:
+        table.add_row(title, f"... and {len(lines) - most} more")
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "×".join(str(size) for size in shape)
 
 
 def _megabytes(count: int) -> str:

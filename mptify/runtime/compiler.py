@@ -27,6 +27,7 @@ from mptify.runtime.planes import LAYOUTS, Concat, Flatten, Kernel, Layer, Pack,
 from mptify.runtime.pooling import Pool
 from mptify.runtime.tails import Tail, Tails, is_concat, is_plain_pool, is_through, module_of
 from mptify.runtime.windows import WindowConv
+from mptify.surgery.hooks import copy_hooks_, is_hooked
 
 __all__ = ["compiled", "pack", "packed_layers"]
 
@@ -52,13 +53,23 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
         return model
     with torch.no_grad():
         if not isinstance(model, fx.GraphModule):
-            return pack_parts(model, arguments, compiled)
+            return _with_hooks_of(model, pack_parts(model, arguments, compiled))
         try:
             propagate(model, arguments)
         except Exception:  # whatever torch's operations make of what they were given
             sizes = " and ".join("×".join(map(str, one.shape)) for one in given)
             raise MptifyError(f"The network can't take an input of {sizes}; pass one that it can: mptify.pack(model, example).") from None
-        return compiled(model)
+        return _with_hooks_of(model, compiled(model))
+
+
+def _with_hooks_of(model: nn.Module, program: nn.Module) -> nn.Module:
+    """The program, unless hooks of the model wait for modules that it has kernels for."""
+    copy_hooks_(model, program)
+    kept = dict(program.named_modules())
+    for name, module in model.named_modules():
+        if is_hooked(module) and not (name in kept and is_hooked(kept[name])):
+            raise MptifyError(f"{name} has hooks, which would not be called in a packed program; remove them first.")
+    return program
 
 
 def _arguments(model: nn.Module, example: Any) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from mptify.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
 from mptify.spec import TicketSpec
 from mptify.surgery import handlers
 from mptify.surgery.graphs import TicketGraph
+from mptify.surgery.hooks import copy_hooks_, is_hooked
 from mptify.surgery.plan import NormBefore, RegionEdits
 from mptify.surgery.trace import Region, join
 
@@ -92,7 +93,7 @@ class _GraphEditor:
             self._move_pool(self.nodes[pool], self.nodes[conv])
         for name in self.edits.vanished:
             node = self.nodes[name]
-            self.nodes[name] = node.all_input_nodes[0]
+            self.nodes[name] = self._hooked_identity(node) if self._is_hooked(node) else node.all_input_nodes[0]
             self._replace(node, self.nodes[name])
         for name, inserted in self.edits.norms.items():
             node = self.nodes[name]
@@ -160,7 +161,26 @@ class _GraphEditor:
             if norm is not None:
                 value = self._normalised(value, norm, node, _site(node))
             sign = self._call(f"{_site(node)}_sign", (node.meta["key"], "sign"), Sign(self.spec.sign_width), value)
+        if self._is_hooked(node):
+            first = sign if norm is None else value
+            self._hand_on_hooks(node, first, sign)
         self._replace(node, sign)
+
+    def _hooked_identity(self, node: fx.Node) -> fx.Node:
+        """Where hooks wait for an activation that vanishes."""
+        with self.graph.inserting_before(node):
+            identity = self._call(f"{_site(node)}_hooked", (node.meta["key"], "hooked"), nn.Identity(), node.all_input_nodes[0])
+        self._hand_on_hooks(node, identity, identity)
+        return identity
+
+    def _is_hooked(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and is_hooked(self.root.get_submodule(str(node.target)))
+
+    def _hand_on_hooks(self, node: fx.Node, first: fx.Node, last: fx.Node) -> None:
+        """Hooks before an activation wait for the first module in its place, hooks behind it for the last."""
+        module = self.root.get_submodule(str(node.target))
+        copy_hooks_(module, self.root.get_submodule(str(first.target)), before=True, behind=False)
+        copy_hooks_(module, self.root.get_submodule(str(last.target)), before=False, behind=True)
 
     def _sign_on_edge(self, value: fx.Node, norm: NormBefore | None, readers: list[fx.Node]) -> None:
         site = f"{_site(readers[0])}_input"
@@ -250,6 +270,10 @@ def _split_fused_norms_(graphs: list[fx.Graph], root: nn.Module) -> None:
     for norm in sorted({str(node.target) for node in nodes if node.meta.get("norm_only")}):
         module = root.get_submodule(norm)
         parent_path, _, name = norm.rpartition(".")
+        last = (handlers.fused_activation(module) or [module])[-1]
+        if last is not module:  # hooks behind the module wait for its activation
+            copy_hooks_(module, last, before=False, behind=True)
+            module._forward_hooks.clear()
         for part in ("act", "drop"):
             original = module._modules.get(part)
             if original is not None:

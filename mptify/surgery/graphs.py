@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from mptify.errors import MptifyError, NotKept
+from mptify.errors import MptifyError, NotKept, NoTorchScript
 from mptify.surgery import graph_state
+from mptify.surgery.hooks import copy_hooks_
 
 __all__ = ["FEATURES", "HEAD", "TicketGraph", "answers_of", "expect_default"]
 
@@ -60,8 +61,7 @@ class TicketGraph(fx.GraphModule):
         module.original_name, module.original_module = original.__name__, original.__module__
         module.original_methods = _methods_of(original)
         module.classifier_paths, module.reset_classifier_with = (), None
-        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
-            module.__dict__[hooks] = root.__dict__[hooks].copy()
+        copy_hooks_(root, module)
         module.train(root.training)
         for part, source in _pairs(module, root):
             part.training = source.training
@@ -78,6 +78,10 @@ class TicketGraph(fx.GraphModule):
         if wanted is not None and wanted is not self._graph:
             self.graph = wanted
         return super().train(mode)
+
+    def __prepare_scriptable__(self) -> Any:
+        """Called by `torch.jit.script`."""
+        raise NoTorchScript
 
     def _graph_of(self, mode: bool) -> fx.Graph | None:
         graphs = self.__dict__.get("_graphs", {})

@@ -13,6 +13,7 @@ Nothing outside of that copy changes, so any number of threads can trace, build 
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import functools
 import math
 import random
@@ -27,7 +28,7 @@ from torch import fx, nn
 from torch.fx import _symbolic_trace as fx_internals
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["DrawsRandomNumbers", "IsolatedTracer", "ScriptStandIn", "original_type"]
+__all__ = ["DrawsRandomNumbers", "IsolatedTracer", "ScriptStandIn", "is_torchs", "original_type"]
 
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 
@@ -50,6 +51,7 @@ class IsolatedTracer(fx.Tracer):
         super().__init__(param_shapes_constant=True)
         self.mode_reads: list[str] = []  # the classes whose code asked for `training`
         self.mode = False
+        self.inputs_are_tensors = True  # or else code that asks whether an input is a list can't be traced
         self._leaf_functions = {id(function) for function in leaf_functions}
         self._globals: dict[int, _TracedGlobals] = {}
         self._parameter_proxies: dict[str, fx.Proxy] = {}
@@ -97,7 +99,7 @@ class IsolatedTracer(fx.Tracer):
 
     def isolated_function(self, function: types.FunctionType) -> types.FunctionType:
         """The same code with a traced view of its globals."""
-        if _is_torchs(function.__module__):
+        if is_torchs(function.__module__):
             return function
         cells = function.__closure__
         if cells is not None:
@@ -110,6 +112,13 @@ class IsolatedTracer(fx.Tracer):
             copied.__wrapped__ = function.__wrapped__  # type: ignore[attr-defined]
         copied.__kwdefaults__ = function.__kwdefaults__
         return copied
+
+    def create_arg(self, a: Any) -> Any:
+        """As fx does, but of a dictionary that is a dataclass (the outputs of Hugging Face's models) keep the class."""
+        if isinstance(a, dict) and dataclasses.is_dataclass(a):
+            values = {field.name: self.create_arg(getattr(a, field.name)) for field in dataclasses.fields(a)}
+            return self.create_node("call_function", type(a), (), values)
+        return super().create_arg(a)
 
     def globals_view(self, original: dict[str, Any]) -> _TracedGlobals:
         if id(original) not in self._globals:
@@ -187,7 +196,7 @@ def _isolate_(root: nn.Module, tracer: IsolatedTracer) -> None:
 def _isolated_class(original: type, tracer: IsolatedTracer) -> type:
     body: dict[str, Any] = {}
     for parent in reversed(original.__mro__):
-        if not _is_torchs(parent.__module__) and parent is not object:
+        if not is_torchs(parent.__module__) and parent is not object:
             body |= {name: _isolated_member(value, tracer) for name, value in vars(parent).items() if not name.startswith("__")}
         else:
             body = {name: value for name, value in body.items() if name not in vars(parent)}
@@ -215,10 +224,7 @@ def _isolated_member(value: Any, tracer: IsolatedTracer) -> Any:
     if isinstance(value, (staticmethod, classmethod)) and isinstance(value.__func__, types.FunctionType):
         return type(value)(tracer.isolated_function(value.__func__))
     if type(value) is property:
-        get, set_, delete = (
-            tracer.isolated_function(one) if isinstance(one, types.FunctionType) else one for one in (value.fget, value.fset, value.fdel)
-        )
-        return property(get, set_, delete)
+        return property(*(_isolated_member(part, tracer) for part in (value.fget, value.fset, value.fdel)))
     return value
 
 
@@ -231,7 +237,8 @@ def _isolated_cell(cell: Any, tracer: IsolatedTracer) -> Any:
     return types.CellType(tracer.isolated_function(value)) if isinstance(value, types.FunctionType) else cell
 
 
-def _is_torchs(module: str | None) -> bool:
+def is_torchs(module: str | None) -> bool:
+    """Whether a Python module, by name, is part of torch."""
     return (module or "").partition(".")[0] == "torch"
 
 
@@ -248,6 +255,8 @@ class _TracedGlobals(dict):
     def __missing__(self, name: str) -> Any:
         if name == "super" and name not in self.original:
             value: Any = functools.partial(_traced_super, self.tracer)
+        elif name == "isinstance" and name not in self.original and not self.tracer.inputs_are_tensors:
+            value = _traced_isinstance
         elif (id(self.original), name) in fx_internals._wrapped_fns_to_patch:  # by `torch.fx.wrap`
             value = _leaf_function(self.original[name] if name in self.original else getattr(builtins, name))
         else:
@@ -275,6 +284,15 @@ def _traced_super(tracer: IsolatedTracer, *given: Any) -> Any:
         frame = sys._getframe(1)
         given = frame.f_locals["__class__"], frame.f_locals[frame.f_code.co_varnames[0]]
     return _SuperView(tracer, super(*given))
+
+
+def _traced_isinstance(value: Any, kinds: Any) -> bool:
+    """`isinstance`, which can't tell whether a graph's input is a list, a tuple or a dictionary."""
+    asked = kinds if isinstance(kinds, tuple) else (kinds,)
+    containers = any(isinstance(kind, type) and issubclass(kind, (list, tuple, dict)) for kind in asked)
+    if isinstance(value, fx.Proxy) and value.node.op == "placeholder" and containers:
+        raise TypeError("its forward() asks whether its input is a list")
+    return isinstance(value, kinds)
 
 
 class _SuperView:

@@ -85,6 +85,7 @@ class Plan:
     untraced: dict[str, str]
     kept_activations: list[str]
     late_signs: list[str]
+    tables: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters that values are not multiplied with: positions, tokens
     dropped: tuple[str, ...] = ()  # parameters of activations that signs take the place of
     held: tuple[str, ...] = ()  # parameters that the caller had frozen: where no ticket covers them, they stay so
 
@@ -110,8 +111,6 @@ class Plan:
             )
         if self.spec.bn == "insert" and self.kept_activations:
             notes.append(f"{len(self.kept_activations)} activations lie in code that can't be traced and got no BatchNorm.")
-        if self.dropped:
-            notes.append(f"{len(self.dropped)} parameters of activations are gone with these ({self.dropped[0]}, ...).")
         if self.late_signs:
             notes.append(f"{self.late_signs[0]} comes after the last layer, so the network's outputs are made of ±1.")
         tiny = [layer.name for layer in self.layers if layer.kept == 1 and layer.count > 1]

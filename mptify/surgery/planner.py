@@ -27,9 +27,10 @@ from mptify.layers import Ticketed
 from mptify.spec import TicketSpec
 from mptify.surgery import handlers
 from mptify.surgery.facts import Fact, argument, node_kind, walk
+from mptify.surgery.hooks import is_hooked
 from mptify.surgery.plan import LeftLayer, NormBefore, Plan, PlannedLayer, RegionEdits
 from mptify.surgery.trace import Region, Traced, is_opaque, join
-from mptify.surgery.weights import weights_of
+from mptify.surgery.weights import other_parameters, weights_of
 
 __all__ = ["make_plan"]
 
@@ -61,6 +62,7 @@ class _Planner:
         self.found = dict(weights_of(traced))
         if not self.found:
             raise NothingToConvert("The model has no conv or linear weight, so there is nothing to make a ticket of.")
+        self.others = list(other_parameters(traced, self.found.values()))
         self.obstacles = self._shared_elsewhere() | self._used_oddly()
         self.before: dict[str, str] = {}
         self.reached: set[str] = set()
@@ -93,13 +95,23 @@ class _Planner:
                 f"{unwilling[0].name} would stay dense ({unwilling[0].reason}), and {len(unwilling) - 1} more; strict=False lets them."
             )
         held = tuple(name for name, parameter in self.model.named_parameters() if not parameter.requires_grad)
-        late, dropped = sorted(self.late_signs), tuple(self.dropped)
-        return Plan(self.spec, layers, left, edits, self.traced.untraced, self.kept_activations, late, dropped, held)
+        return Plan(
+            self.spec,
+            layers,
+            left,
+            edits,
+            self.traced.untraced,
+            self.kept_activations,
+            sorted(self.late_signs),
+            tables=tuple((other.name, tuple(other.tensor.shape)) for other in self.others if not other.obstacle),
+            dropped=tuple(self.dropped),
+            held=held,
+        )
 
     # -- which layers --------------------------------------------------------------------------------------------------
 
     def _check_patterns(self) -> None:
-        names = list(self.found)
+        names = [*self.found, *(other.name for other in self.others if other.obstacle)]
         given = {"include": self.spec.include, "exclude": self.spec.exclude, "prune_overrides": tuple(self.spec.prune_overrides)}
         for setting, patterns in given.items():
             for pattern in patterns:
@@ -213,6 +225,10 @@ class _Planner:
                     escapes=name in self.escapes,
                 )
             )
+        for other in self.others:
+            if other.obstacle:
+                asked = any(fnmatchcase(other.name, pattern) for pattern in self.spec.exclude)
+                left.append(LeftLayer(other.name, other.tensor.numel(), "asked: excluded" if asked else other.obstacle))
         return layers, left
 
     # -- layers called from code that can't be traced --------------------------------------------------------------------
@@ -376,6 +392,8 @@ class _Planner:
             activation = _input(node)
             if node.op == "call_module" and getattr(region.module.get_submodule(node.target), "return_indices", False):
                 continue
+            if any(_has_hooks(one, region) for one in (node, activation)):  # they wait for values of a certain size
+                continue
             if activation is None or activation.name not in changed or len(activation.users) > 1:
                 continue
             above = _input(activation)
@@ -400,6 +418,10 @@ def _norm_for(fact: Fact, node: fx.Node, kinds: dict[fx.Node, str], region: Regi
         if kinds[reader] not in ("identity", "dropout", "dropout0", "maxpool", "avgpool"):
             break
     return NormBefore(None)
+
+
+def _has_hooks(node: fx.Node | None, region: Region) -> bool:
+    return node is not None and node.op == "call_module" and is_hooked(region.module.get_submodule(str(node.target)))
 
 
 def _own_parameters(activation: fx.Node, region: Region) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mptify.layers import TicketParameter
+from mptify.layers import Ticketed, TicketParameter
 from mptify.norms import Binarize, Sign
 from mptify.surgery import handlers
 from mptify.surgery.attention import TicketMultiheadAttention
@@ -96,6 +96,7 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
     tickets: dict[str, Any] = {}
     swaps: dict[int, nn.Module] = {}
     bare: dict[str, dict[str, Any]] = {}
+    without_bias: dict[int, tuple[str, torch.Tensor]] = {}
     for planned in plan.layers:
         if planned.bare:
             attribute = planned.name.rpartition(".")[2]
@@ -110,6 +111,9 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
             assert handler is not None
             ticket = handler.convert(original, plan.spec, planned.name)
             swaps[id(original)] = ticket
+            bias = getattr(original, handler.bias, None)
+            if plan.spec.bias == "drop" and isinstance(bias, torch.Tensor):
+                without_bias[id(ticket)] = (handler.bias, bias)
         if planned.tied_to:
             ticket.tie_to_(tickets[planned.tied_to])
         ticket._escapes = planned.escapes
@@ -120,6 +124,7 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
             attention.key_before, attention.value_before = _binarize(ticket, planned, plan), _binarize(ticket, planned, plan)
         tickets[planned.name] = ticket
     _replace_everywhere_(model, swaps)
+    _zero_biases_for_fusing_(model, without_bias)
     for owner_name, parameters in bare.items():
         owner = model.get_submodule(owner_name)
         for ticket in parameters.values():
@@ -145,6 +150,20 @@ def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
         for name, child in list(parent._modules.items()):
             if child is not None and id(child) in swaps:
                 parent._modules[name] = swaps[id(child)]
+
+
+def _zero_biases_for_fusing_(model: nn.Module, without_bias: dict[int, tuple[str, torch.Tensor]]) -> None:
+    """Blocks that can fuse their branches (`timm.utils.reparameterize_model`) add up the biases of their layers.
+
+    A dropped bias of such a layer becomes a buffer of zeros that no file stores.
+    """
+    for module in model.modules():
+        if any(callable(getattr(type(module), name, None)) for name in ("fuse", "reparameterize", "switch_to_deploy")):
+            for child in module.children():
+                if id(child) in without_bias and isinstance(child, Ticketed) and not child.gain_outside:
+                    name, bias = without_bias[id(child)]
+                    child._parameters.pop(name)
+                    child.register_buffer(name, torch.zeros_like(bias), persistent=False)
 
 
 def _no_fast_paths_(model: nn.Module) -> None:
@@ -174,7 +193,7 @@ def _owner_class(base: type, attributes: tuple[str, ...]) -> type:
         body["__reduce__"] = lambda self: (_empty_owner, (base, attributes), self.__dict__)
         body["__module__"] = base.__module__
         body["original_type"] = base
-        _OWNER_CLASSES[key] = type(base.__name__, (base,), body)
+        return _OWNER_CLASSES.setdefault(key, type(base.__name__, (base,), body))
     return _OWNER_CLASSES[key]
 
 

@@ -7,13 +7,15 @@ never fails as a whole.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ from torch import fx, nn
 from mptify.errors import CannotConvert
 from mptify.surgery import handlers, isolated
 from mptify.surgery.graphs import FEATURES, HEAD, expect_default
-from mptify.surgery.isolated import IsolatedTracer, original_type
+from mptify.surgery.hooks import is_hooked
+from mptify.surgery.isolated import IsolatedTracer, is_torchs, original_type
 
 __all__ = ["Region", "Traced", "is_opaque", "join", "trace"]
 
@@ -112,7 +115,8 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
         _open_children(traced, path, module, seen)
         return
     try:
-        graphs = _trace_both_modes(module)
+        _require_traceable(module)
+        graphs = _trace_both_modes(module, is_model=path == "")
     except Exception as error:  # whatever a model's own code raises when it is fed proxies
         traced.untraced[path] = _first_line(error)
         _open_children(traced, path, module, seen)
@@ -131,8 +135,39 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
 
 
 def _open_children(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
+    words = _names_in_forward(type(module)) - _own_methods(type(module)).keys() - {"forward"}
     for name, child in module.named_children():
-        _open(traced, join(path, name), child, seen)
+        called = sorted(words & _own_methods(type(child)).keys())
+        if called and _has_own_forward(child) and id(child) not in seen:
+            # Code that stays Python calls other methods of the child than `forward`, which a graph would not have.
+            traced.untraced[join(path, name)] = f"{type(module).__name__} calls its {called[0]}()"
+            seen.add(id(child))
+            _open_children(traced, join(path, name), child, seen)
+        else:
+            _open(traced, join(path, name), child, seen)
+
+
+def _names_in_forward(cls: type) -> set[str]:
+    """Every name that `forward` uses, or a method of the class that it calls."""
+    methods = _own_methods(cls)
+    waiting: list[Any] = [methods["forward"].__code__] if "forward" in methods else []
+    names: set[str] = set()
+    while waiting:
+        code = waiting.pop()
+        new = set(code.co_names) - names
+        names |= new
+        waiting += [methods[name].__code__ for name in new if name in methods]
+        waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
+    return names
+
+
+def _own_methods(cls: type) -> dict[str, FunctionType]:
+    """The methods that a module's class adds to those of torch's modules."""
+    found: dict[str, FunctionType] = {}
+    for parent in reversed(cls.__mro__):
+        if not is_torchs(parent.__module__):
+            found |= {name: member for name, member in vars(parent).items() if isinstance(member, FunctionType)}
+    return {name: member for name, member in found.items() if not name.startswith("__")}
 
 
 def join(path: str, name: str) -> str:
@@ -146,7 +181,7 @@ def _is_interesting(module: nn.Module) -> bool:
 
 
 def _has_own_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    return type(module).forward is not nn.Module.forward
 
 
 def _first_line(error: Exception) -> str:
@@ -157,15 +192,42 @@ def _first_line(error: Exception) -> str:
 # -- one region --------------------------------------------------------------------------------------------------------
 
 
-def _trace_both_modes(module: nn.Module) -> dict[bool, fx.Graph]:
+def _require_traceable(module: nn.Module) -> None:
+    if "forward" in vars(module):
+        raise RuntimeError("its forward was replaced on the instance")
+    hooks = [(name, hook) for name, part in module.named_modules() if name and is_hooked(part) for hook in _hooks_of(part)]
+    mine = {id(value) for part in module.modules() for value in (part, *vars(part).values())} if hooks else set()
+    for name, hook in hooks:
+        if any(id(owner) in mine for owner in _owners_of(hook)):
+            raise RuntimeError(f"a hook on {name} may hand it values")
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+
+
+def _owners_of(hook: Any) -> Iterator[Any]:
+    """The objects that a hook can leave values in."""
+    found: list[Any] = []
+    if isinstance(hook, functools.partial):
+        found += hook.args
+        hook = hook.func
+    found.append(getattr(hook, "__self__", None))
+    for cell in getattr(hook, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            found.append(cell.cell_contents)
+    return (one for one in found if one is not None and not isinstance(one, (int, float, str)))
+
+
+def _trace_both_modes(module: nn.Module, is_model: bool) -> dict[bool, fx.Graph]:
     opaque: set[type] = set()
     for _ in range(_MAX_TRIES):
         scratch = _scratch_copy(module)
         try:
-            graph, mode_matters = _trace_once(scratch, opaque, training=False)
+            graph, mode_matters = _trace_once(scratch, opaque, training=False, is_model=is_model)
             graphs = {False: graph}
             if mode_matters:
-                graphs[True], _ = _trace_once(scratch, opaque, training=True)
+                graphs[True], _ = _trace_once(scratch, opaque, training=True, is_model=is_model)
         except Exception as error:
             failed = getattr(error, "failed_module", None)
             if failed is None or failed is scratch or original_type(failed) in opaque:
@@ -187,20 +249,37 @@ def _scratch_copy(module: nn.Module) -> nn.Module:
     return scratch
 
 
-def _trace_once(module: nn.Module, opaque: set[type], training: bool) -> tuple[fx.Graph, bool]:
+def _trace_once(module: nn.Module, opaque: set[type], *, training: bool, is_model: bool) -> tuple[fx.Graph, bool]:
     """The graph in one mode, and whether the code that was run looked at the mode."""
     versions = [buffer._version for buffer in module.buffers()]
     tracer = RegionTracer(opaque)
     tracer.mode = training
+    tracer.inputs_are_tensors = is_model  # what code that stays Python hands to a part may be anything
     graph = tracer.trace(module, _defaults_of(module))
     mode_matters = bool(tracer.mode_reads)
     _restore_names_(graph, module)
     _make_lists_afresh_(graph)
+    if not _depends_on_input(graph):
+        raise RuntimeError("its outputs come from somewhere else than its input")
     if versions != [buffer._version for buffer in module.buffers()]:
         raise RuntimeError("its forward() changes a buffer while it is traced")
     if any(not node.users and _works_in_place(node, module) for node in graph.nodes):
         raise RuntimeError("its forward() uses the result of an in-place operation by its old name")
     return graph, mode_matters
+
+
+def _depends_on_input(graph: fx.Graph) -> bool:
+    """Hooks may hand on values where a trace does not see them; then nothing is left of the output."""
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    waiting, seen = [output], set()
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder":
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += node.all_input_nodes
+    return False
 
 
 def _works_in_place(node: fx.Node, root: nn.Module) -> bool:
@@ -217,6 +296,8 @@ def _restore_names_(graph: fx.Graph, module: nn.Module) -> None:
     inputs = [node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*")]
     for node, name in zip(inputs, inspect.signature(module.forward).parameters, strict=False):
         node.target = name
+    if inputs:
+        inputs[0].args = ()  # without it there is nothing to compute, whatever its default
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in (torch._assert, fx._symbolic_trace._assert_is_none):
             value, message = node.args
@@ -256,9 +337,13 @@ def _bring_constants_(module: nn.Module, scratch: nn.Module, graphs: dict[bool, 
 
 
 def _defaults_of(module: nn.Module) -> dict[str, Any]:
-    """Optional arguments are fixed to their defaults; the graph checks at run time that they were."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    """Optional arguments are fixed to their defaults; the graph checks at run time that they were.
+
+    Where all are optional, as in `forward(self, pixel_values=None, labels=None)`, the first is the input.
+    """
+    parameters = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    first_is_input = bool(parameters) and all(p.default is not p.empty for p in parameters)
+    return {p.name: p.default for p in parameters[1 if first_is_input else 0 :] if p.default is not p.empty}
 
 
 class RegionTracer(IsolatedTracer):
@@ -300,7 +385,7 @@ class RegionTracer(IsolatedTracer):
             return False
         return (
             isinstance(m, (*self.opaque, *_PRIMITIVES))
-            or bool(m._forward_hooks or m._forward_pre_hooks)  # somebody waits for this very call
+            or is_hooked(m)
             or type(m).__name__ in _REGULARIZERS
             or handlers.find(m) is not None
             or handlers.is_activation(m)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,10 @@ from mptify.surgery import handlers
 from mptify.surgery.facts import argument
 from mptify.surgery.trace import Region, Traced, join
 
-__all__ = ["RECURRENT", "FoundWeight", "weights_of"]
+__all__ = ["RECURRENT", "UNTRACED_USE", "FoundWeight", "OtherParameter", "other_parameters", "weights_of"]
 
-RECURRENT = "a recurrent layer's weights are not converted"
+RECURRENT = "recurrent layers are not converted"
+UNTRACED_USE = "code that can't be traced uses it"
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,6 @@ def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
         handlers.check_convertible(name, module)
         if isinstance(module, nn.MultiheadAttention):
             yield from _attention_weights(name, module)
-        if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
-            yield from _recurrent_weights(name, module)
         handler = handlers.find(module)
         if handler is not None:
             tensor = handler.stands_for(module).detach() if handler.stands_for else getattr(module, handler.weight)
@@ -81,13 +80,6 @@ def _attention_weights(name: str, module: nn.MultiheadAttention) -> Iterator[tup
         if parameter is not None:
             found = FoundWeight(parameter, "MultiheadAttention", parameter.shape[1], -1, attribute, owner=name, bare=True)
             yield join(name, attribute), found
-
-
-def _recurrent_weights(name: str, module: nn.Module) -> Iterator[tuple[str, FoundWeight]]:
-    for attribute, parameter in module._parameters.items():
-        if parameter is not None and parameter.dim() > 1:
-            kind, inputs = type(module).__name__, parameter.shape[1]
-            yield join(name, attribute), FoundWeight(parameter, kind, inputs, -1, attribute, name, bare=True, obstacle=RECURRENT)
 
 
 def _bare_parameters(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
@@ -146,3 +138,49 @@ def _handed_over(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
         groups = argument(node, 6, "groups")
         inputs = parameter.shape[1] * (groups if isinstance(groups, int) and axis == 1 else 1)
     return FoundWeight(parameter, f"F.{function}", inputs, axis, attribute, owner=join(region.path, owner), bare=True)
+
+
+# -- all the others ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OtherParameter:
+    """A parameter of two or more dimensions that no ticket can cover.
+
+    `obstacle` says why if it is a weight, or may be one; a parameter without is added, concatenated, looked up, or unused.
+    """
+
+    name: str
+    tensor: Any
+    obstacle: str
+
+
+def other_parameters(traced: Traced, found: Collection[FoundWeight]) -> Iterator[OtherParameter]:
+    """Every parameter of two or more dimensions that `weights_of` does not list: position embeddings, tokens, tables and the like."""
+    seen = {id(weight.tensor) for weight in found}
+    for path, module in traced.model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) or handlers.find(module) is not None:
+            continue
+        for name, parameter in module._parameters.items():
+            if parameter is None or parameter.dim() < 2 or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+                obstacle = RECURRENT
+            else:
+                obstacle = "" if isinstance(module, _KNOWN_USE) or _is_followed(traced, path) else UNTRACED_USE
+            yield OtherParameter(join(path, name), parameter, obstacle)
+
+
+_KNOWN_USE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.MultiheadAttention)
+
+
+def _is_followed(traced: Traced, path: str) -> bool:
+    """Whether the code of the module at `path` is part of some region's graph."""
+    for region in traced.regions:
+        inside = path.removeprefix(region.path).lstrip(".") if region.path else path
+        if region.graphs and join(region.path, inside) == path:
+            called = {str(node.target) for graph in region.graphs.values() for node in graph.nodes if node.op == "call_module"}
+            if not any(f"{inside}.".startswith(f"{one}.") for one in called):
+                return True
+    return False

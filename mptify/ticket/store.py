@@ -24,8 +24,9 @@ from mptify.spec import TicketSpec
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture, Ticket, TicketLayer, as_json, from_bytes, to_bytes
+from mptify.ticket.naming import require_named
 
-__all__ = ["fill_floats_", "floats_of", "hold_", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "write"]
+__all__ = ["fill_floats_", "floats_of", "hold_", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "unwrapped", "write"]
 
 
 # -- model -> ticket ---------------------------------------------------------------------------------------------------------
@@ -43,7 +44,7 @@ def ticket_of(
 
     `standalone` stores the survivors' signs although the seed could say them; `float16` halves the floats, at a loss.
     """
-    model = _unwrapped(model)
+    model = unwrapped(model)
     spec = plan_of(model).spec
     _require_whole(model)
     layers = {name: _ticket_layer(layer, spec, standalone) for name, layer in _own_layers(model).items()}
@@ -61,7 +62,7 @@ def ticket_of(
     )
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """The ticket model inside of DataParallel, DistributedDataParallel, torch.compile or a Lightning module."""
     if not isinstance(model, nn.Module) or "ticket_plan" in vars(model):
         return model
@@ -218,7 +219,8 @@ def save(model: nn.Module, path: str | Path, architecture: str | None = None, **
     """Write a ticket model's ticket to a file, and return it.
 
     `architecture` names the dense network (`"timm:resnet18"`) and lets `load` build it; `arguments` are those of `num_classes`,
-    `in_chans` and `input_size` that it was built with. One built with other arguments is saved without a name.
+    `in_chans` and `input_size` that it was built with. One built with other arguments is saved without a name. A name that does not
+    fit the model is refused.
     The other options are those of `ticket_of`: `standalone`, `float16`, `notes`.
     """
     arguments = options.pop("arguments", {})
@@ -227,7 +229,10 @@ def save(model: nn.Module, path: str | Path, architecture: str | None = None, **
         entry = catalog.resolve(architecture)
         built = Architecture(entry.source, entry.name, dict(arguments))
     ticket = ticket_of(model, architecture=built, **options)
-    write(ticket, path)
+    data = to_bytes(ticket)
+    if built is not None:
+        require_named(unwrapped(model), built)
+    write_whole(Path(path), data)
     return ticket
 
 

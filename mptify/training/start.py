@@ -11,6 +11,7 @@ from torch import nn
 
 from mptify import catalog
 from mptify.errors import BadData, BadSpec, MptifyError, TicketMismatch, first_line
+from mptify.init_mode import InitMode
 from mptify.layers import Ticketed
 from mptify.recipe import Recipe, SearchSpec
 from mptify.surgery import ticket_layers, transform, with_norms
@@ -36,7 +37,7 @@ def architecture_named(name: str, network: nn.Module, images: Images, spec: Sear
     built = Architecture(entry.source, entry.name, plain.arguments | {"num_classes": classes_of(network, images, device)})
     given = ", ".join(f"{key}={value}" for key, value in built.arguments.items())
     try:
-        with torch.random.fork_rng(devices=[]):
+        with InitMode():
             other = prepared(catalog.build(entry, **built.arguments), spec)
     except MptifyError:
         raise
@@ -61,8 +62,7 @@ def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
     """Fresh from the recipe's seed: dense for `method: dense`, else a ticket model, beginning with the recipe's `start` if it has one."""
     ticket = None if recipe.start is None else read(recipe.start)
     dense = recipe.method == "dense"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.ticket.seed)
+    with InitMode(seed=recipe.ticket.seed):
         try:
             network = catalog.build(catalog.resolve(str(architecture)), **architecture.arguments)
         except MptifyError:

@@ -574,3 +574,24 @@ def test_a_size_that_the_network_can_not_take_is_told():
     ticketed = mptify.transform(conv2(), bits="1/1", prune=0.5).eval()
     with pytest.raises(MptifyError, match=r"can't take an input of 1×3×224×224; pass one that it can"):
         mptify.pack(ticketed, torch.zeros(1, 3, 224, 224))
+
+
+def test_an_example_of_ones_own_network_is_asked_for():
+    """Guessing 3×224×224 took 20 GB once."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+    ticketed = mptify.transform(network, bits="1/1", prune=0.5).eval()
+    with pytest.raises(MptifyError, match=r"mptify\.pack\(model, example\)"):
+        mptify.pack(ticketed)
+    x = torch.randn(1, 3, 8, 8)
+    torch.testing.assert_close(mptify.pack(ticketed, x)(x), ticketed(x))
+
+
+def test_of_an_unfit_example_our_sentence_is_all_that_is_seen(capfd):
+    from mptify.models import conv2
+
+    ticketed = mptify.transform(conv2(), bits="1/1", prune=0.5).eval()
+    with pytest.raises(MptifyError, match="can't take") as raised:
+        mptify.pack(ticketed, torch.zeros(1, 3, 40, 40))
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+    assert "".join(capfd.readouterr()) == ""

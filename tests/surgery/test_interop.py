@@ -3,12 +3,14 @@
 import copy
 
 import pytest
+import timm
 import torch
 import torch.multiprocessing as mp
 from torch import nn
 from torch.nn import functional as F
 
 import mptify
+from mptify import catalog
 from mptify.catalog import Entry, training_loss
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, SLOW_TO_COMPILE, build
@@ -148,3 +150,48 @@ def _masks_after_three_steps(rank, kind):
         F.cross_entropy(parallel(x), y).backward()
         optimizer.step()
     return {name: layer.mask for name, layer in mptify.ticket_layers(ticketed).items()}
+
+
+# -- timm's and torch's tools ------------------------------------------------------------------------------------------------------
+
+
+def without_norm_scale(model):
+    """Norms that have seen images: else the outputs of a fresh deep network are too large to compare."""
+    with torch.no_grad():
+        for _ in range(20):
+            model.train()(torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+    return model.eval()
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize("name", ["repvit_m0_9", "repghostnet_050", "repvgg_a0"])
+def test_branches_can_be_fused(name, bits, tmp_path):
+    from timm.utils import reparameterize_model
+
+    ticketed = without_norm_scale(mptify.transform(timm.create_model(name, num_classes=10), bits=bits, prune=0.5))
+    fused = reparameterize_model(ticketed)
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = ticketed(x)
+        torch.testing.assert_close(fused(x), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    if bits == "1/32":  # in 1/1 there is nothing to fuse: every branch sees signs
+        assert len(list(fused.modules())) < len(list(ticketed.modules()))
+        with pytest.raises(mptify.MptifyError, match="no whole ticket"):
+            mptify.save(fused, tmp_path / "a.ticket")
+    loaded = mptify.load(saved(ticketed, tmp_path / "b.ticket"), model=timm.create_model(name, num_classes=10))
+    with torch.no_grad():
+        assert torch.equal(loaded(x), expected)
+
+
+def saved(ticketed, path):
+    mptify.save(ticketed, path)
+    return path
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize("name", ["timm:test_resnet", "timm:test_vit", "torchvision:swin_t"])
+def test_torchscript_is_refused_with_a_pointer_to_export(name, bits):
+    with torch.device("meta"):
+        ticketed = mptify.transform(catalog.build(catalog.resolve(name)), bits=bits)
+    with pytest.raises(mptify.MptifyError, match=r"torch\.export\.export"):
+        torch.jit.script(ticketed)

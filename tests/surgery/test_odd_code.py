@@ -1,6 +1,8 @@
 """Networks whose code does something that few do: each found by trying to break the pass."""
 
+import collections
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -416,3 +418,107 @@ def test_channels_that_hardly_vary_do_not_blow_up_the_gradients():
     ticketed = mptify.transform(nn.Sequential(conv(3, 16), *[Gated() for _ in range(20)], nn.Conv2d(16, 4, 1)), bits="1/1", prune=0.75)
     ticketed(images()).mean((2, 3)).square().sum().backward()
     assert max(float(layer.scores.grad.abs().max()) for layer in mptify.ticket_layers(ticketed).values()) < 1e4
+
+
+# -- inputs that have defaults -------------------------------------------------------------------------------------------------
+
+
+class Optional(nn.Module):
+    """As Hugging Face's models are called: every argument has a default, and outputs are a dictionary with attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Plain()
+
+    def forward(self, pixel_values=None, labels=None, return_dict=None):
+        if pixel_values is None:
+            raise ValueError("You have to specify pixel_values")
+        logits = self.net(pixel_values)
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        return Output(loss=loss, logits=logits) if return_dict is None else (logits,)
+
+
+@dataclasses.dataclass
+class Output(collections.OrderedDict):
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.update({name: value for name, value in vars(self).items() if value is not None})
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_an_input_with_a_default_is_an_input(bits):
+    ticketed = mptify.transform(Optional(), bits=bits, prune=0.5).eval()
+    by_name, by_position = ticketed(pixel_values=images()), ticketed(images())
+    assert type(by_name) is Output
+    assert torch.equal(by_name.logits, by_position.logits)
+    assert by_name.logits.std() > 0
+    plan = ticketed.ticket_plan
+    assert plan.layers[0].before == ("pixels" if bits == "1/1" else "real values")
+    assert not plan.untraced
+
+
+def test_other_arguments_than_the_traced_ones_are_refused_in_words():
+    ticketed = mptify.transform(Optional(), bits="1/1", prune=0.5).eval()
+    with pytest.raises(mptify.MptifyError, match="'labels' at its default, None"):
+        ticketed(images(), labels=torch.zeros(2, dtype=torch.long))
+
+
+# -- parts that are asked for more than their forward ----------------------------------------------------------------------------
+
+
+def test_a_part_whose_other_methods_are_called_keeps_them():
+    class Backbone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Plain()
+
+        def stages(self, x):
+            return [self.net(x), self.net(x + 1)]
+
+        def forward(self, x):
+            return self.net(x)
+
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = Backbone()
+
+        def forward(self, x):
+            if x.sum() > 1e9:  # no trace can follow
+                return [x]
+            return self.backbone.stages(x)
+
+    ticketed = mptify.transform(Wrapper(), bits="1/1", prune=0.5).eval()
+    assert len(ticketed(images())) == 2
+    assert ticketed.ticket_plan.untraced["backbone"] == "Wrapper calls its stages()"
+
+
+def test_a_part_that_takes_a_list_or_a_tensor_is_not_traced_as_if_it_were_given_a_tensor():
+    class Joining(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.act, self.out = nn.Conv2d(6, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)
+
+        def forward(self, x):
+            x = [x, x] if not isinstance(x, list) else x
+            return self.out(self.act(self.conv(torch.cat(x, 1))))
+
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.joining = Joining()
+
+        def forward(self, x):
+            return self.joining([x, -x] if x.sum() < 1e9 else x)
+
+    ticketed = mptify.transform(Wrapper(), bits="1/1", prune=0.5).eval()
+    assert ticketed(torch.randn(2, 3, 8, 8)).shape == (2, 2, 4, 4)
+
+
+def test_a_forward_that_hangs_on_the_instance_is_the_one_that_runs():
+    network = Plain()
+    network.forward = lambda x: Plain.forward(network, 2 * x)
+    ticketed = mptify.transform(network, bits="1/1", prune=0.5).eval()
+    assert "" in ticketed.ticket_plan.untraced

@@ -1,13 +1,16 @@
 """What the plan says about networks whose binary form the paper draws, and about every setting."""
 
 import pytest
+import timm
 import torch
 import torchvision
+from timm.models.metaformer import StarReLU
 from torch import nn
 
 import mptify
 from mptify.surgery.checks import real_inputs
 from tests.nets import OneReluManyTimes, Plain, images
+from tests.representatives import ENTRIES, build
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -218,3 +221,131 @@ def test_bad_settings_are_told_in_one_sentence(settings, message):
 def test_nothing_left_to_convert_is_an_error():
     with pytest.raises(mptify.NothingToConvert, match="asked: excluded"):
         mptify.transform(nn.Sequential(nn.Linear(3, 4)), exclude="*")
+
+
+# -- parameters that are no weights of a layer -----------------------------------------------------------------------------------
+
+
+def around(part, features):
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.part, self.head = nn.Conv2d(3, 4, 3, padding=1), part, nn.Linear(features, 5)
+
+        def forward(self, x):
+            result = self.part(self.conv(x).flatten(2).transpose(1, 2))
+            return self.head((result[0] if isinstance(result, tuple) else result).mean(1))
+
+    return Around()
+
+
+RECURRENT = {
+    "lstm": nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True),
+    "gru": nn.GRU(4, 12, batch_first=True),
+    "rnn": nn.RNN(4, 12, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_weights_are_listed(kind, bits):
+    network = around(RECURRENT[kind], 12)
+    plan = mptify.plan(network, bits=bits)
+    weights = {f"part.{name}" for name, one in network.part.named_parameters() if one.dim() > 1}
+    assert {left.name for left in plan.left_dense} == weights
+    assert {left.reason for left in plan.left_dense} == {"recurrent layers are not converted"}
+    assert plan.total == sum(one.numel() for one in network.parameters() if one.dim() > 1)
+    with pytest.raises(mptify.LeftDense, match=r"part\.weight_ih_l0 would stay dense \(recurrent"):
+        mptify.plan(network, bits=bits, strict=True)
+    assert mptify.plan(network, bits=bits, strict=True, exclude=("part.*",)).layers
+    ticketed = mptify.transform(network, bits=bits, prune=0.5)
+    assert ticketed(images()).shape[1] == 5
+    own = ticketed.get_parameter("part.weight_ih_l0")
+    assert own is not network.part.weight_ih_l0
+    assert ticketed.get_submodule("part")._flat_weights[0] is own  # which is what it computes with
+
+
+def test_the_weights_of_recurrent_cells_are_listed():
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRUCell(4, 12)
+
+        def forward(self, x):
+            return self.cell(x.mean(1))[:, None]
+
+    assert {one.name for one in mptify.plan(around(Cell(), 12)).left_dense} == {"part.cell.weight_ih", "part.cell.weight_hh"}
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(1, 1, 4))
+        self.unused = nn.Parameter(torch.randn(2, 4))
+        self.table = nn.Embedding(3, 4)
+
+    def forward(self, x):
+        return x + self.positions + self.table(torch.zeros(1, dtype=torch.long))
+
+
+class Untraced(Tokens):
+    def forward(self, x):
+        return x + self.positions if x.sum() < 1e9 else x * self.unused[:1]
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_parameters_that_are_added_or_looked_up_are_listed_as_that(bits):
+    plan = mptify.plan(around(Tokens(), 4), bits=bits, strict=True)
+    assert dict(plan.tables) == {"part.positions": (1, 1, 4), "part.unused": (2, 4), "part.table.weight": (3, 4)}
+    report = mptify.report(mptify.transform(around(Tokens(), 4), bits=bits))
+    assert report.tables == plan.tables
+
+
+def test_parameters_of_code_that_can_not_be_traced_may_be_weights():
+    plan = mptify.plan(around(Untraced(), 4))
+    assert {one.name: one.reason for one in plan.left_dense} == dict.fromkeys(
+        ("part.positions", "part.unused"), "code that can't be traced uses it"
+    )
+    with pytest.raises(mptify.LeftDense):
+        mptify.plan(around(Untraced(), 4), strict=True)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+def test_every_parameter_of_two_dimensions_is_converted_or_listed(entry):
+    """Over the zoo."""
+    model, _ = build(entry)
+    plan = mptify.plan(model)
+    named = {layer.name for layer in plan.layers} | {left.name for left in plan.left_dense} | {name for name, _ in plan.tables}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.dim() > 1:
+                full = f"{path}.{name}" if path else name
+                assert full in named or path in named, full
+
+
+# -- activations with parameters -------------------------------------------------------------------------------------------------
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slope = nn.Parameter(torch.full((4,), 0.2))
+
+    def forward(self, x):
+        return nn.functional.prelu(x, self.slope)
+
+
+@pytest.mark.parametrize(
+    ("activation", "gone"),
+    [(nn.PReLU(4), ["1.weight"]), (timm.layers.PReLU(), ["1.weight"]), (StarReLU(), ["1.bias", "1.scale"]), (Functional(), ["1.slope"])],
+    ids=["PReLU", "timm's PReLU", "StarReLU", "F.prelu"],
+)
+def test_parameters_of_replaced_activations_go(activation, gone, process_group):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), activation, nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    ticketed = mptify.transform(network, bits="1/1", prune=0.5, learn_bn=True, other="learn").train()
+    assert not set(gone) & {name for name, _ in ticketed.named_parameters()}
+    assert sorted(mptify.report(ticketed).dropped) == gone
+    parallel = torch.nn.parallel.DistributedDataParallel(ticketed)
+    for _ in range(2):  # the second step fails where a parameter got no gradient in the first
+        parallel(torch.randn(2, 3, 6, 6)).sum().backward()
+    assert all(one.grad is not None for one in ticketed.parameters() if one.requires_grad)

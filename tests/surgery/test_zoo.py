@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from mptify.layers import Ticketed
 from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.trace import trace
-from mptify.surgery.weights import RECURRENT
+from mptify.surgery.weights import RECURRENT, UNTRACED_USE
 from tests.representatives import ENTRIES, build
 
 MODES = {"1/32": 0.8, "1/1": 0.75}
@@ -52,9 +53,10 @@ def agree(ours, theirs, tolerance=1e-4):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def all_but_recurrent(plan):
-    recurrent = sum(one.count for one in plan.left_dense if one.reason == RECURRENT)
-    return plan.converted + recurrent >= 0.999 * plan.total
+def nearly_all(plan):
+    """Converted: all but what LSTMs hold, and tables of code that can't be traced."""
+    listed = sum(one.count for one in plan.left_dense if one.reason in (RECURRENT, UNTRACED_USE))
+    return plan.converted + listed >= 0.999 * plan.total
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
@@ -65,7 +67,7 @@ def test_signs_gradients_and_copies(entry, process_group, tmp_path):
     for bits, prune in MODES.items():
         ticketed = mptify.transform(model, bits=bits, prune=prune)
         plan = ticketed.ticket_plan
-        assert all_but_recurrent(plan)
+        assert nearly_all(plan)
         assert lost_layers(ticketed) == []
         assert unnormalised_signs(ticketed) == []
         assert wrongly_trainable(ticketed) == []
@@ -108,6 +110,7 @@ def _check_file(model, ticketed, inputs, expected, path):
 
 
 def _check_copies(model, ticketed, inputs, expected):
+    agree(seeded(pickle.loads(pickle.dumps(ticketed)), inputs), expected, 0)
     other = copy.deepcopy(ticketed)
     agree(seeded(other, inputs), expected, 0)
     for tensor in other.state_dict().values():
@@ -187,6 +190,6 @@ def _as_graphs(model):
 def test_real_shortcuts(entry):
     model = build(entry, "meta")
     ticketed = mptify.transform(model, bits="1/1", prune=0.75, residual="real")
-    assert all_but_recurrent(ticketed.ticket_plan)
+    assert nearly_all(ticketed.ticket_plan)
     assert unnormalised_signs(ticketed) == []
     assert wrongly_trainable(ticketed) == []

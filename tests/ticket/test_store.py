@@ -9,13 +9,18 @@ import time
 
 import numpy as np
 import pytest
+import timm
 import torch
+import torchvision
 from torch import nn
 
 import mptify
-from mptify import randomness
+from mptify import catalog, randomness
 from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
+from mptify.runtime.library import library
 from mptify.ticket import store
+from mptify.ticket.format import Architecture
+from mptify.ticket.naming import require_named
 from tests.nets import Attention, OneReluManyTimes, Plain, TiedWeights, images
 
 
@@ -521,3 +526,88 @@ def test_a_saver_killed_at_any_moment_leaves_a_whole_file(tmp_path):
         process.stdout.close()
         seen.add(store.read(path).digest)
     assert len(seen) == 2
+
+
+# -- what is no whole ticket, and what wraps one ---------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(library is None, reason="needs the compiled library")
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
+def test_a_packed_program_is_not_saved_as_a_ticket(name, tmp_path):
+    ticketed = mptify.transform(timm.create_model(name), bits="1/1", prune=0.5).eval()
+    packed = mptify.pack(ticketed, torch.randn(1, 3, 160, 160))
+    with pytest.raises(MptifyError, match=r"no whole ticket to save|no ticket model"):
+        mptify.save(packed, tmp_path / "a.ticket")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_lost_layers_is_not_saved(tmp_path):
+    ticketed = lived_in(Plain())
+    name = next(iter(mptify.ticket_layers(ticketed)))
+    parent, _, last = name.rpartition(".")
+    setattr(ticketed.get_submodule(parent), last, nn.Identity())
+    with pytest.raises(MptifyError, match=f"{name} and 0 more of this model's ticket layers are gone"):
+        mptify.save(ticketed, tmp_path / "a.ticket")
+    assert list(tmp_path.iterdir()) == []
+
+
+class LightningModule(nn.Module):
+    """A user's training module, which holds the network under a name of its own and a metric beside it."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.metric = network, nn.Identity()
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, nn.parallel.DistributedDataParallel, LightningModule, lambda one: nn.DataParallel(LightningModule(one))]
+)
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_wrapped_models_are_saved_as_what_they_wrap(wrap, bits, tmp_path, process_group):
+    ticketed = lived_in(Plain(), bits=bits)
+    wrapped = wrap(ticketed)
+    assert mptify.save(wrapped, tmp_path / "a.ticket") == mptify.ticket_of(ticketed)
+    assert torch.equal(mptify.load(tmp_path / "a.ticket", model=Plain())(images()), ticketed(images()))
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("timm:test_vit", {}, "missing"),
+        ("torchvision:resnet18", {}, r"in this model"),
+        ("timm:test_resnet", {}, r"fc\.weight is 1000×\d+ there and 10×\d+ in this model"),
+        ("timm:test_resnet", {"num_classes": 7}, r"num_classes=7: fc\.weight is 7×"),
+        ("timm:test_resnet", {"num_classes": 10, "in_chans": 1}, r"conv1\S*weight is \d+×1×3×3 there"),
+    ],
+)
+def test_a_name_that_does_not_fit_the_model_is_refused(name, arguments, words, bits, tmp_path):
+    ticketed = mptify.transform(timm.create_model("test_resnet", num_classes=10), bits=bits)
+    with pytest.raises(BadSpec, match=words):
+        mptify.save(ticketed, tmp_path / "a.ticket", name, arguments=arguments)
+    assert list(tmp_path.iterdir()) == []
+    mptify.save(ticketed, tmp_path / "b.ticket", "timm:test_resnet", arguments={"num_classes": 10})
+    assert mptify.load(tmp_path / "b.ticket").num_classes == 10
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_a_deeper_network_is_another_one(bits, tmp_path):
+    """All weights of a ResNet-18 have the names and shapes of a ResNet-34's."""
+    with torch.device("meta"):
+        ticketed = mptify.transform(torchvision.models.resnet18(), bits=bits)
+    with pytest.raises(BadSpec, match=r"torchvision:resnet34'.*missing in this model"):
+        require_named(ticketed, Architecture("torchvision", "resnet34", {}))
+    require_named(ticketed, Architecture("torchvision", "resnet18", {}))
+    with pytest.raises(BadSpec):
+        require_named(ticketed, Architecture("timm", "resnet18", {}))
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize(
+    "name", ["timm:test_nfnet", "timm:beit_base_patch16_224", "torchvision:swin_t", "torchvision:fcn_resnet50", "mptify:conv4"]
+)
+def test_a_name_fits_the_network_that_it_builds(name, bits):
+    entry = catalog.resolve(name)
+    with torch.device("meta"):
+        ticketed = mptify.transform(catalog.build(entry), bits=bits)
+    require_named(ticketed, Architecture(entry.source, entry.name, {}))
