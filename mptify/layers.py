@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mptify import functional, randomness
 from mptify.applying import EscapedWeight, along, apply_weight
 from mptify.bare import Bare
-from mptify.errors import BadSpec, CannotConvert
+from mptify.errors import BadSpec, CannotConvert, NotKept
 from mptify.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm, recorded_call
 from mptify.spec import TicketSpec
 from mptify.threshold import SharedThreshold
@@ -173,9 +173,24 @@ class Ticketed(Bare):
 
     @property
     def weight(self) -> Any:
-        """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output."""
+        """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output.
+
+        A tracer of torch.fx records that the weight is read, so that its graph reads the weight anew whenever it runs.
+        """
+        tracer = getattr(self.frozen, "tracer", None)  # fx shows parameters as proxies to the code that it traces
+        if tracer is not None:
+            layer = tracer.create_proxy("get_attr", tracer.path_of_module(self), (), {})
+            return tracer.create_proxy("call_function", getattr, (layer, self._weight_name), {})
         weight = self._compute_weight().to(self.compute_dtype)
         return EscapedWeight(self, weight) if self._escapes and _thread() not in self._running else weight
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        if name == self._weight_name:
+            raise NotKept(
+                f"{self.ticket_name}: its weight is computed from frozen weights and scores, so it can't be assigned or fused; "
+                "`mptify export --to dense` writes the weights for the dense network, where that can be done."
+            )
+        super().register_parameter(name, param)  # type: ignore[misc]
 
     def _compute_weight(self) -> Tensor:
         """The weight that an operation takes: without the gain where that comes behind."""

@@ -40,6 +40,9 @@ class Binarize(nn.Sequential):
 class ChannelBatchNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm over dimension 1, whatever the number of dimensions behind it."""
 
+    def forward(self, input: Tensor) -> Any:
+        return super().forward(input) if isinstance(input, Tensor) else recorded_call(self, (input,), {})
+
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
     """Put a fresh ticket layer in place of the classifier, as timm's `reset_classifier` puts a fresh dense one; 0 removes it.
 
     Raises:
-        NotKept: if the classifier is no ticket of a linear layer, has lost its scores, or another pooling is wanted.
+        NotKept: if the classifier is no ticket of one linear layer or conv, has lost its scores, or another pooling is wanted.
         BadSpec: if `num_classes` is not a whole number from 0.
     """
     path = model.classifier_paths[0]
@@ -30,25 +31,39 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
         raise NotKept(f"reset_classifier(global_pool={global_pool!r}): the pooling is part of the graph; choose it before the transform.")
     if not isinstance(num_classes, int) or num_classes < 0:
         raise BadSpec(f"reset_classifier(num_classes={num_classes!r}): a whole number from 0 is needed.")
-    if not isinstance(old, Ticketed) or not issubclass(type(old).stands_for(), nn.Linear) or old.is_bare:
-        reason = "was loaded without scores" if isinstance(old, Ticketed) and old.is_bare else f"is a {type(old).__name__}"
+    reason = _why_not(old, model.output_layers() - {path})
+    if reason:
         raise NotKept(f"{path}: this classifier {reason}, so it can't be made anew; give the network its classes before the transform.")
     fresh: nn.Module = nn.Identity() if num_classes == 0 else _fresh_ticket(old, plan.spec, path, num_classes)
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, fresh)
     model.num_classes = num_classes
-    plan.layers = [
-        replace(layer, shape=(num_classes, *layer.shape[1:]), kept=_kept(layer.shape, num_classes, plan.spec.prune_of(path)))
-        if layer.name == path
-        else layer
-        for layer in plan.layers
-        if layer.name != path or num_classes
-    ]
+    shape = (num_classes, *old.frozen.shape[1:])
+    kept = kept_count(math.prod(shape), plan.spec.prune_of(path))
+    planned = [replace(layer, shape=shape, kept=kept) if layer.name == path else layer for layer in plan.layers]
+    plan.layers = [layer for layer in planned if layer.name != path or num_classes]
+
+
+def _why_not(classifier: Any, others: set[str]) -> str | None:
+    """What keeps a classifier from being made anew. `others` are further layers that the output comes from."""
+    if not isinstance(classifier, Ticketed):
+        return "is made of several layers" if list(classifier.children()) else "is no ticket layer"
+    if classifier.is_bare:
+        return "was loaded without scores"
+    if others:
+        return f"shares the output with {', '.join(sorted(others))}"
+    return None if type(classifier).stands_for() in (nn.Linear, nn.Conv2d) else f"is a {type(classifier).__name__}"
 
 
 def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module:
+    bias = spec.bias == "learn"
+    dense: nn.Module
     with InitMode(seed=spec.seed):
-        dense = type(old).stands_for()(old.in_features, num_classes, bias=spec.bias == "learn").to(old.compute_dtype)
+        if isinstance(old, nn.Linear):
+            dense = nn.Linear(old.in_features, num_classes, bias)
+        else:
+            dense = nn.Conv2d(old.in_channels, num_classes, old.kernel_size, old.stride, old.padding, old.dilation, bias=bias)
+    dense.to(old.compute_dtype)
     handler = handlers.find(dense)
     assert handler is not None
     fresh: Any = handler.convert(dense, spec, path)
@@ -58,7 +73,3 @@ def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module
         threshold.layers[threshold.layers.index(old)] = fresh
         threshold.set_prune_(spec.prune)
     return fresh.to(old.scores.device).train(old.training)
-
-
-def _kept(shape: tuple[int, ...], num_classes: int, prune: float) -> int:
-    return kept_count(num_classes * shape[1], prune)
