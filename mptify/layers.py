@@ -14,7 +14,7 @@ import weakref
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mptify import functional, randomness
@@ -177,8 +177,8 @@ class Ticketed(Bare):
 
         A tracer of torch.fx records that the weight is read, so that its graph reads the weight anew whenever it runs.
         """
-        tracer = getattr(self.frozen, "tracer", None)  # fx shows parameters as proxies to the code that it traces
-        if tracer is not None:
+        if isinstance(self.frozen, fx.Proxy):
+            tracer: Any = self.frozen.tracer
             layer = tracer.create_proxy("get_attr", tracer.path_of_module(self), (), {})
             return tracer.create_proxy("call_function", getattr, (layer, self._weight_name), {})
         weight = self._compute_weight().to(self.compute_dtype)

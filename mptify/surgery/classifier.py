@@ -22,18 +22,16 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
     """Put a fresh ticket layer in place of the classifier, as timm's `reset_classifier` puts a fresh dense one; 0 removes it.
 
     Raises:
-        NotKept: if the classifier is no ticket of one linear layer or conv, has lost its scores, or another pooling is wanted.
+        NotKept: if the output comes from another layer than one linear or conv of the classifier, if that has lost its
+            scores, or if another pooling is wanted.
         BadSpec: if `num_classes` is not a whole number from 0.
     """
-    path = model.classifier_paths[0]
-    old, plan = model.get_submodule(path), plan_of(model)
     if global_pool is not None:
         raise NotKept(f"reset_classifier(global_pool={global_pool!r}): the pooling is part of the graph; choose it before the transform.")
     if not isinstance(num_classes, int) or num_classes < 0:
         raise BadSpec(f"reset_classifier(num_classes={num_classes!r}): a whole number from 0 is needed.")
-    reason = _why_not(old, model.output_layers() - {path})
-    if reason:
-        raise NotKept(f"{path}: this classifier {reason}, so it can't be made anew; give the network its classes before the transform.")
+    path, plan = _output_layer(model), plan_of(model)
+    old = model.get_submodule(path)
     fresh: nn.Module = nn.Identity() if num_classes == 0 else _fresh_ticket(old, plan.spec, path, num_classes)
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, fresh)
@@ -44,15 +42,19 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
     plan.layers = [layer for layer in planned if layer.name != path or num_classes]
 
 
-def _why_not(classifier: Any, others: set[str]) -> str | None:
-    """What keeps a classifier from being made anew. `others` are further layers that the output comes from."""
-    if not isinstance(classifier, Ticketed):
-        return "is made of several layers" if list(classifier.children()) else "is no ticket layer"
-    if classifier.is_bare:
-        return "was loaded without scores"
-    if others:
-        return f"shares the output with {', '.join(sorted(others))}"
-    return None if type(classifier).stands_for() in (nn.Linear, nn.Conv2d) else f"is a {type(classifier).__name__}"
+def _output_layer(model: Any) -> str:
+    """The one layer of the classifier that the output comes from."""
+    classifier = model.classifier_paths[0]
+    layers = sorted(model.output_layers())
+    if len(layers) != 1 or not f"{layers[0]}.".startswith(f"{classifier}."):
+        reason = f"the output comes from {', '.join(layers)}"
+    elif model.get_submodule(layers[0]).is_bare:
+        reason = "it was loaded without scores"
+    elif type(model.get_submodule(layers[0])).stands_for() not in (nn.Linear, nn.Conv2d):
+        reason = f"it is a {type(model.get_submodule(layers[0])).__name__}"
+    else:
+        return layers[0]
+    raise NotKept(f"{classifier}: this classifier can't be made anew, since {reason}; give the network its classes before the transform.")
 
 
 def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module:
