@@ -347,7 +347,7 @@ class Ticketed(Bare):
     # -- running -------------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        recorded = recorded_call(self, args, kwargs)
+        recorded = recorded_call(self, args, kwargs, self.frozen)
         if recorded is not None:
             return recorded
         if args:
@@ -455,7 +455,7 @@ class TicketParameter(Ticketed, nn.Module):
         self.channel_axis = axis
 
     def forward(self, x: Tensor, function: str = "linear", *args: Any, **kwargs: Any) -> Any:
-        recorded = recorded_call(self, (x, function, *args), kwargs)
+        recorded = recorded_call(self, (x, function, *args), kwargs, self.frozen)
         if recorded is not None:
             return recorded
         return apply_weight(self, function, x, None, *args, **kwargs)

@@ -11,7 +11,6 @@ from torch import nn
 from mptify.errors import BadSpec, NotKept
 from mptify.functional import kept_count
 from mptify.init_mode import InitMode
-from mptify.layers import Ticketed
 from mptify.surgery import handlers
 from mptify.surgery.plan import plan_of
 
@@ -54,7 +53,9 @@ def _output_layer(model: Any) -> str:
         reason = f"it is a {type(model.get_submodule(layers[0])).__name__}"
     else:
         return layers[0]
-    raise NotKept(f"{classifier}: this classifier can't be made anew, since {reason}; give the network its classes before the transform.")
+    raise NotKept(
+        f"{classifier}: this classifier can't be made anew, since {reason}; give the network its number of classes before the transform."
+    )
 
 
 def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module:

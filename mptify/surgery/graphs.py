@@ -20,10 +20,13 @@ __all__ = ["FEATURES", "HEAD", "TicketGraph", "answers_of", "expect_default"]
 
 FEATURES, HEAD = "forward_features", "forward_head"  # methods of timm's models that are parts of `forward`
 
+_EXTRACT = "torchvision's create_feature_extractor(model, nodes) returns any value of the graph"
 _HINTS = {
-    "forward_intermediates": "torchvision's create_feature_extractor(model, nodes) returns values from inside of the graph",
-    "set_grad_checkpointing": "torch.utils.checkpoint.checkpoint(model, x) recomputes all of it",
-    "reset_classifier": "give the network its classifier before it is transformed",
+    FEATURES: _EXTRACT,
+    HEAD: _EXTRACT,
+    "forward_intermediates": _EXTRACT,
+    "set_grad_checkpointing": "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False) recomputes the whole network",
+    "reset_classifier": "give the network its number of classes before the transform",
 }
 
 
@@ -120,15 +123,11 @@ class TicketGraph(fx.GraphModule):
             return self._run_features
         if name == HEAD and self._marked("input_of", HEAD):
             return self._run_head
-        hint = _HINTS.get(name, "what it needs can be taken from the network before it is transformed")
+        hint = _HINTS.get(name, "call it on the network before the transform")
         raise NotKept(
-            f"{self.original_name}.{name} is gone: with {self._bits()} activations this network's forward is a graph, which other "
-            f"methods of its class know nothing of; {hint}."
+            f"{self.original_name}.{name} is gone: this ticket's forward is a graph, and the original method would run the layers "
+            f"without the signs and norms in it; {hint}."
         )
-
-    def _bits(self) -> str:
-        plan = self.__dict__.get("ticket_plan")
-        return f"{plan.spec.activation_bits}-bit" if plan is not None else "few-bit"
 
     def _marked(self, role: str, name: str) -> fx.Node | None:
         graph = self._graph_of(self.training)

@@ -110,3 +110,28 @@ def test_a_weight_can_not_be_assigned(bits):
     ticketed = mptify.transform(Shared(), bits=bits, prune=0.5)
     with pytest.raises(mptify.MptifyError, match=r"stem: its weight is computed from frozen weights and scores, so it can't be assigned"):
         ticketed.stem.weight = nn.Parameter(torch.zeros(4, 3, 3, 3))
+
+
+class ReadsTable(nn.Module):
+    """Runs a layer on a buffer, as timm's Swin V2 does with the coordinates of its position bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.linspace(-1, 1, 8).view(1, 8))
+        self.bias = nn.Linear(8, 8, bias=False)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(x + self.bias(self.table))
+
+
+@BOTH
+def test_an_extractor_follows_the_scores_of_a_layer_that_sees_no_input(bits):
+    ticketed = mptify.transform(ReadsTable(), bits=bits, prune=0.5).eval()
+    extractor = create_feature_extractor(ticketed, {"head": "logits"}).eval()
+    x = torch.randn(5, 8)
+    before = ticketed(x)
+    with torch.no_grad():
+        ticketed.bias.scores.copy_(torch.rand(8, 8))
+    assert not torch.equal(ticketed(x), before)
+    torch.testing.assert_close(extractor(x)["logits"], ticketed(x))
