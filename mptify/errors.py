@@ -22,7 +22,7 @@ class CannotConvert(MptifyError):
 
 
 class NotKept(MptifyError, AttributeError):
-    """A method of the original network that its ticket model can't have."""
+    """Something that the original network offers and its ticket can't."""
 
 
 class CannotPickle(MptifyError, TypeError):

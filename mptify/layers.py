@@ -14,13 +14,13 @@ import weakref
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mptify import functional, randomness
 from mptify.applying import EscapedWeight, along, apply_weight
 from mptify.bare import Bare
-from mptify.errors import BadSpec, CannotConvert, NoTorchScript
+from mptify.errors import BadSpec, CannotConvert, NotKept, NoTorchScript
 from mptify.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm, recorded_call
 from mptify.spec import TicketSpec
 from mptify.threshold import SharedThreshold
@@ -173,9 +173,24 @@ class Ticketed(Bare):
 
     @property
     def weight(self) -> Any:
-        """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output."""
+        """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output.
+
+        A tracer of torch.fx records that the weight is read, so that its graph reads the weight anew whenever it runs.
+        """
+        if isinstance(self.frozen, fx.Proxy):
+            tracer: Any = self.frozen.tracer
+            layer = tracer.create_proxy("get_attr", tracer.path_of_module(self), (), {})
+            return tracer.create_proxy("call_function", getattr, (layer, self._weight_name), {})
         weight = self._compute_weight().to(self.compute_dtype)
         return EscapedWeight(self, weight) if self._escapes and _thread() not in self._running else weight
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        if name == self._weight_name:
+            raise NotKept(
+                f"{self.ticket_name}: its weight is computed from frozen weights and scores, so it can't be assigned or fused; "
+                "`mptify export --to dense` writes the weights for the dense network, where that can be done."
+            )
+        super().register_parameter(name, param)  # type: ignore[misc]
 
     def _compute_weight(self) -> Tensor:
         """The weight that an operation takes: without the gain where that comes behind."""
@@ -336,7 +351,7 @@ class Ticketed(Bare):
     # -- running -------------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        recorded = recorded_call(self, args, kwargs)
+        recorded = recorded_call(self, args, kwargs, self.frozen)
         if recorded is not None:
             return recorded
         if args:
@@ -444,7 +459,7 @@ class TicketParameter(Ticketed, nn.Module):
         self.channel_axis = axis
 
     def forward(self, x: Tensor, function: str = "linear", *args: Any, **kwargs: Any) -> Any:
-        recorded = recorded_call(self, (x, function, *args), kwargs)
+        recorded = recorded_call(self, (x, function, *args), kwargs, self.frozen)
         if recorded is not None:
             return recorded
         return apply_weight(self, function, x, None, *args, **kwargs)

@@ -11,9 +11,12 @@ from mptify import functional
 __all__ = ["Binarize", "ChannelBatchNorm", "ScalarBatchNorm", "Sign", "TokenBatchNorm", "recorded_call"]
 
 
-def recorded_call(module: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Proxy | None:
-    """One node for a call of `module` if some fx tracer runs it on proxies, so that it is a leaf for every tracer; else None."""
-    proxy: Any = next((one for one in (*args, *kwargs.values()) if isinstance(one, fx.Proxy)), None)
+def recorded_call(module: Any, args: tuple, kwargs: dict[str, Any], *tensors: Any) -> fx.Proxy | None:
+    """One node for a call of `module` if some fx tracer runs it, so that it is a leaf for every tracer; else None.
+
+    A tracer shows proxies for the network's inputs, and for the module's own `tensors` where the call's arguments are constants.
+    """
+    proxy: Any = next((one for one in (*args, *kwargs.values(), *tensors) if isinstance(one, fx.Proxy)), None)
     if proxy is None:
         return None
     return proxy.tracer.create_proxy("call_module", proxy.tracer.path_of_module(module), args, kwargs)

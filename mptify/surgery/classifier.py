@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import nn
 from mptify.errors import BadSpec, NotKept
 from mptify.functional import kept_count
 from mptify.init_mode import InitMode
-from mptify.layers import Ticketed
 from mptify.surgery import handlers
 from mptify.surgery.plan import plan_of
 
@@ -21,34 +21,52 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
     """Put a fresh ticket layer in place of the classifier, as timm's `reset_classifier` puts a fresh dense one; 0 removes it.
 
     Raises:
-        NotKept: if the classifier is no ticket of a linear layer, has lost its scores, or another pooling is wanted.
+        NotKept: if the output comes from another layer than one linear or conv of the classifier, if that has lost its
+            scores, or if another pooling is wanted.
         BadSpec: if `num_classes` is not a whole number from 0.
     """
-    path = model.classifier_paths[0]
-    old, plan = model.get_submodule(path), plan_of(model)
     if global_pool is not None:
         raise NotKept(f"reset_classifier(global_pool={global_pool!r}): the pooling is part of the graph; choose it before the transform.")
     if not isinstance(num_classes, int) or num_classes < 0:
         raise BadSpec(f"reset_classifier(num_classes={num_classes!r}): a whole number from 0 is needed.")
-    if not isinstance(old, Ticketed) or not issubclass(type(old).stands_for(), nn.Linear) or old.is_bare:
-        reason = "was loaded without scores" if isinstance(old, Ticketed) and old.is_bare else f"is a {type(old).__name__}"
-        raise NotKept(f"{path}: this classifier {reason}, so it can't be made anew; give the network its classes before the transform.")
+    path, plan = _output_layer(model), plan_of(model)
+    old = model.get_submodule(path)
     fresh: nn.Module = nn.Identity() if num_classes == 0 else _fresh_ticket(old, plan.spec, path, num_classes)
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, fresh)
     model.num_classes = num_classes
-    plan.layers = [
-        replace(layer, shape=(num_classes, *layer.shape[1:]), kept=_kept(layer.shape, num_classes, plan.spec.prune_of(path)))
-        if layer.name == path
-        else layer
-        for layer in plan.layers
-        if layer.name != path or num_classes
-    ]
+    shape = (num_classes, *old.frozen.shape[1:])
+    kept = kept_count(math.prod(shape), plan.spec.prune_of(path))
+    planned = [replace(layer, shape=shape, kept=kept) if layer.name == path else layer for layer in plan.layers]
+    plan.layers = [layer for layer in planned if layer.name != path or num_classes]
+
+
+def _output_layer(model: Any) -> str:
+    """The one layer of the classifier that the output comes from."""
+    classifier = model.classifier_paths[0]
+    layers = sorted(model.output_layers())
+    if len(layers) != 1 or not f"{layers[0]}.".startswith(f"{classifier}."):
+        reason = f"the output comes from {', '.join(layers)}"
+    elif model.get_submodule(layers[0]).is_bare:
+        reason = "it was loaded without scores"
+    elif type(model.get_submodule(layers[0])).stands_for() not in (nn.Linear, nn.Conv2d):
+        reason = f"it is a {type(model.get_submodule(layers[0])).__name__}"
+    else:
+        return layers[0]
+    raise NotKept(
+        f"{classifier}: this classifier can't be made anew, since {reason}; give the network its number of classes before the transform."
+    )
 
 
 def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module:
+    bias = spec.bias == "learn"
+    dense: nn.Module
     with InitMode(seed=spec.seed):
-        dense = type(old).stands_for()(old.in_features, num_classes, bias=spec.bias == "learn").to(old.compute_dtype)
+        if isinstance(old, nn.Linear):
+            dense = nn.Linear(old.in_features, num_classes, bias)
+        else:
+            dense = nn.Conv2d(old.in_channels, num_classes, old.kernel_size, old.stride, old.padding, old.dilation, bias=bias)
+    dense.to(old.compute_dtype)
     handler = handlers.find(dense)
     assert handler is not None
     fresh: Any = handler.convert(dense, spec, path)
@@ -58,7 +76,3 @@ def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module
         threshold.layers[threshold.layers.index(old)] = fresh
         threshold.set_prune_(spec.prune)
     return fresh.to(old.scores.device).train(old.training)
-
-
-def _kept(shape: tuple[int, ...], num_classes: int, prune: float) -> int:
-    return kept_count(num_classes * shape[1], prune)

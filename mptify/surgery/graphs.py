@@ -7,11 +7,13 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
 
 from mptify.errors import MptifyError, NotKept, NoTorchScript
+from mptify.layers import Ticketed
 from mptify.surgery import graph_state
 from mptify.surgery.hooks import copy_hooks_
 
@@ -19,10 +21,13 @@ __all__ = ["FEATURES", "HEAD", "TicketGraph", "answers_of", "expect_default"]
 
 FEATURES, HEAD = "forward_features", "forward_head"  # methods of timm's models that are parts of `forward`
 
+_EXTRACT = "torchvision's create_feature_extractor(model, nodes) returns any value of the graph"
 _HINTS = {
-    "forward_intermediates": "torchvision's create_feature_extractor(model, nodes) returns values from inside of the graph",
-    "set_grad_checkpointing": "torch.utils.checkpoint.checkpoint(model, x) recomputes all of it",
-    "reset_classifier": "give the network its classifier before it is transformed",
+    FEATURES: _EXTRACT,
+    HEAD: _EXTRACT,
+    "forward_intermediates": _EXTRACT,
+    "set_grad_checkpointing": "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False) recomputes the whole network",
+    "reset_classifier": "give the network its number of classes before the transform",
 }
 
 
@@ -65,11 +70,17 @@ class TicketGraph(fx.GraphModule):
         module.train(root.training)
         for part, source in _pairs(module, root):
             part.training = source.training
+            for store in ("_modules", "_parameters", "_buffers"):
+                _order_like_(getattr(part, store), getattr(source, store))
         return module
 
     def keep_answers_(self, answers: dict[str, Any]) -> None:
         """Answer as the original model did when asked for its classifier or for parameter groups: the names are the same."""
         self.classifier_paths = answers.pop("get_classifier", ())
+        for coarse, matcher in answers.get("group_matcher", {}).items():
+            if callable(matcher):
+                groups = {name: matcher(name) for name, _ in self.named_parameters(remove_duplicate=False)}
+                answers["group_matcher"][coarse] = _GroupOf(groups)
         for name, answer in answers.items():
             object.__setattr__(self, name, functools.partial(_answer, answer))
 
@@ -87,6 +98,21 @@ class TicketGraph(fx.GraphModule):
         graphs = self.__dict__.get("_graphs", {})
         return graphs.get(mode, graphs.get(False))
 
+    def output_layers(self) -> set[str]:
+        """The ticket layers whose outputs reach the network's own with no other ticket layer between, in any mode."""
+        found, seen = set(), set()
+        waiting = [node for graph in self._graphs.values() for node in graph.nodes if node.op == "output"]
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.op == "call_module" and isinstance(self.get_submodule(str(node.target)), Ticketed):
+                found.add(str(node.target))
+            else:
+                waiting += node.all_input_nodes
+        return found
+
     # -- methods of the original model ---------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
@@ -101,15 +127,11 @@ class TicketGraph(fx.GraphModule):
             return self._run_features
         if name == HEAD and self._marked("input_of", HEAD):
             return self._run_head
-        hint = _HINTS.get(name, "what it needs can be taken from the network before it is transformed")
+        hint = _HINTS.get(name, "call it on the network before the transform")
         raise NotKept(
-            f"{self.original_name}.{name} is gone: with {self._bits()} activations this network's forward is a graph, which other "
-            f"methods of its class know nothing of; {hint}."
+            f"{self.original_name}.{name} is gone: this ticket's forward is a graph, and the original method would run the layers "
+            f"without the signs and norms in it; {hint}."
         )
-
-    def _bits(self) -> str:
-        plan = self.__dict__.get("ticket_plan")
-        return f"{plan.spec.activation_bits}-bit" if plan is not None else "few-bit"
 
     def _marked(self, role: str, name: str) -> fx.Node | None:
         graph = self._graph_of(self.training)
@@ -146,7 +168,7 @@ class TicketGraph(fx.GraphModule):
         for node in end.graph.nodes:
             if node in needed and node not in given:
                 if node.op == "placeholder":
-                    raise NotKept(f"{self.original_name}.forward_head needs more than its argument: {node.target}.")
+                    raise NotKept(f"{self.original_name}.forward_head can't run alone: in this network it reads {node.target}, too.")
                 interpreter.env[node] = interpreter.run_node(node)
         return interpreter.env[end]
 
@@ -216,6 +238,16 @@ def _get_classifier(self: TicketGraph) -> Any:
     return heads if len(heads) > 1 else heads[0]
 
 
+@dataclass(frozen=True)
+class _GroupOf:
+    """A `group_matcher` that is a function, as what it says of each parameter: pickle can't carry a local function."""
+
+    groups: dict[str, Any]
+
+    def __call__(self, name: str) -> Any:
+        return self.groups[name]
+
+
 def _answer(answers: dict[Any, Any], coarse: Any = None) -> Any:
     if coarse not in answers:
         raise MptifyError("This model has no coarse parameter groups.")
@@ -249,7 +281,13 @@ def _copy_into_(module: nn.Module, root: nn.Module, target: str) -> None:
 
 
 def _pairs(module: nn.Module, root: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    ours = dict(module.named_modules())
-    for name, source in root.named_modules():
-        if name and name in ours:
+    ours = dict(module.named_modules(remove_duplicate=False))
+    for name, source in root.named_modules(remove_duplicate=False):
+        if name in ours:
             yield ours[name], source
+
+
+def _order_like_(store: dict[str, Any], other: Collection[str]) -> None:
+    """fx adds what a graph uses in the order of its use; a tensor with two names is known by the first in the original's order."""
+    for name in [*(name for name in other if name in store), *(name for name in store if name not in other)]:
+        store[name] = store.pop(name)
