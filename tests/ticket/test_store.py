@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import mptify
-from mptify import randomness
+from mptify import catalog, randomness
 from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
 from mptify.ticket import store
 from tests.nets import Attention, OneReluManyTimes, Plain, TiedWeights, images
@@ -208,7 +208,7 @@ def test_an_unknown_architecture_is_refused_when_saving(tmp_path):
 def test_no_name_in_a_file_makes_anything_run(name, tmp_path, monkeypatch):
     """Even where a file is signed: names are looked up in lists, and nowhere else."""
     ticket = mptify.ticket_of(lived_in(Plain()))
-    monkeypatch.setattr(store.catalog, "build", lambda *_, **__: pytest.fail("something was built"))
+    monkeypatch.setattr(catalog, "build", lambda *_, **__: pytest.fail("something was built"))
     for source in ("timm", "torchvision", "mptify"):
         changed = mptify.Ticket(ticket.spec, ticket.layers, ticket.floats, store.Architecture(source, name))
         with pytest.raises(MptifyError):  # by the writer, or else by the reader
@@ -419,10 +419,8 @@ def test_a_small_ticket_that_names_a_huge_network_is_refused_before_it_is_built(
     ticket = mptify.ticket_of(lived_in(Plain()), architecture=store.Architecture("timm", "vit_base_patch16_224", {"num_classes": 1 << 17}))
     store.write(ticket, tmp_path / "a.ticket")
     devices = []
-    build = store.catalog.build
-    monkeypatch.setattr(
-        store.catalog, "build", lambda *args, **kwargs: devices.append(torch.get_default_device()) or build(*args, **kwargs)
-    )
+    build = catalog.build
+    monkeypatch.setattr(catalog, "build", lambda *args, **kwargs: devices.append(torch.get_default_device()) or build(*args, **kwargs))
     with pytest.raises(TicketMismatch, match="not made from"):
         mptify.load(tmp_path / "a.ticket")
     assert devices == [torch.device("meta")]

@@ -1,0 +1,84 @@
+"""Names for the networks of tickets: the one a caller gives has to be that of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from mptify import catalog
+from mptify.errors import BadSpec, MptifyError, TicketMismatch, first_line, shown
+from mptify.init_mode import InitMode
+from mptify.surgery.plan import plan_of
+from mptify.ticket.format import Architecture
+
+__all__ = ["architecture_named", "require_fit"]
+
+
+def architecture_named(name: Any, arguments: Any = None) -> Architecture:
+    """The architecture of a name, built with these arguments."""
+    if not isinstance(name, str):
+        raise BadSpec(f"architecture={shown(name)}: a name is needed, such as 'timm:resnet18'.")
+    arguments = {} if arguments is None else arguments
+    known = ("num_classes", "in_chans", "input_size")
+    if not isinstance(arguments, Mapping) or not all(key in known for key in arguments):
+        raise BadSpec(f"arguments={shown(arguments)}: a mapping is needed, of {', '.join(known)}.")
+    entry = catalog.resolve(name)
+    return Architecture(entry.source, entry.name, dict(arguments))
+
+
+def require_fit(model: nn.Module, architecture: Architecture) -> None:
+    """Raise `TicketMismatch` unless the dense network of that name has the weights of a ticket model, in name and shape."""
+    weights = {name: tuple(value.shape) for name, value in _built(architecture).named_parameters() if value.dim() > 1}
+    for name, shape in _weights_of(model):
+        found = [other for key, other in weights.items() if key == name or key.rpartition(".")[0] == name]
+        if shape not in found:
+            _refuse(architecture, name, found[0] if found else None, shape)
+    plan = plan_of(model)
+    ours = {layer.name for layer in plan.layers} | {layer.name for layer in plan.left_dense}
+    ours |= {*plan.dropped, *dict(model.named_parameters())}
+    for name, shape in weights.items():
+        if name not in ours and name.rpartition(".")[0] not in ours:
+            _refuse(architecture, name, shape, None)
+
+
+def _weights_of(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What tickets cover, and parameters beside them that depend on the network's size, such as position embeddings."""
+    plan = plan_of(model)
+    covered = {layer.name for layer in plan.layers}
+    yield from ((layer.name, layer.shape) for layer in plan.layers if not layer.tied_to)
+    for name, parameter in model.named_parameters():
+        inside = name.rpartition(".")[0]
+        if parameter.dim() > 1 and name not in covered and inside not in covered and name.rpartition(".")[2] != "scores":
+            yield name, tuple(parameter.shape)
+
+
+def _built(architecture: Architecture) -> nn.Module:
+    entry = catalog.resolve(str(architecture))
+    try:
+        try:
+            with torch.device("meta"):
+                return catalog.build(entry, **architecture.arguments)
+        except MptifyError:
+            raise
+        except Exception:  # torchvision's regnets and detectors compute with their weights
+            with InitMode("constant"):
+                return catalog.build(entry, **architecture.arguments)
+    except MptifyError:
+        raise
+    except Exception as error:  # whatever a builder makes of arguments that it was never built with
+        raise BadSpec(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
+
+
+def _refuse(architecture: Architecture, name: str, theirs: tuple[int, ...] | None, ours: tuple[int, ...] | None) -> None:
+    given = ", ".join(f"{key}={value}" for key, value in architecture.arguments.items()) or "no arguments"
+    raise TicketMismatch(
+        f"architecture={str(architecture)!r}: that network, built with {given}, is another one than the model: "
+        f"its {name} is {_sizes(theirs)}, the model's {_sizes(ours)}; give its name and arguments, or no name."
+    )
+
+
+def _sizes(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else "×".join(map(str, shape))
