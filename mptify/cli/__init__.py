@@ -106,7 +106,8 @@ def _run(arguments: list[str]) -> int:
             return 2
         path = where.command_path if where is not None else "mptify"
         said = " ".join(error.format_message().split()).rstrip(".")
-        return _tell(f"{path}: {said}; `{path} --help` shows what it takes.", 2)
+        hint = "" if said.endswith("?") else f"; `{path} --help` shows what it takes."
+        return _tell(f"{path}: {said}{hint}", 2)
     return 0
 
 
