@@ -11,6 +11,7 @@ from torch import nn
 from mptify import catalog
 from mptify.errors import BadSpec, MptifyError, TicketMismatch, first_line, shown
 from mptify.init_mode import InitMode
+from mptify.layers import Ticketed
 from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture
 
@@ -31,28 +32,37 @@ def architecture_named(name: Any, arguments: Any = None) -> Architecture:
 
 def require_fit(model: nn.Module, architecture: Architecture) -> None:
     """Raise `TicketMismatch` unless the dense network of that name has the weights of a ticket model, in name and shape."""
-    weights = {name: tuple(value.shape) for name, value in _built(architecture).named_parameters() if value.dim() > 1}
+    dense = _weights(_built(architecture))
     for name, shape in _weights_of(model):
-        found = [other for key, other in weights.items() if key == name or key.rpartition(".")[0] == name]
+        found = [tuple(weight.shape) for key, weight in dense.items() if name in (key, _owner(key))]
         if shape not in found:
             _refuse(architecture, name, found[0] if found else None, shape)
     plan = plan_of(model)
-    ours = {layer.name for layer in plan.layers} | {layer.name for layer in plan.left_dense}
-    ours |= {*plan.dropped, *dict(model.named_parameters())}
-    for name, shape in weights.items():
-        if name not in ours and name.rpartition(".")[0] not in ours:
-            _refuse(architecture, name, shape, None)
+    ours = {layer.name for layer in plan.layers} | {layer.name for layer in plan.left_dense} | {*plan.dropped, *_weights(model)}
+    known = {id(weight) for name, weight in dense.items() if name in ours or _owner(name) in ours}  # shared ones by any name
+    for name, weight in dense.items():
+        if id(weight) not in known:
+            _refuse(architecture, name, tuple(weight.shape), None)
 
 
 def _weights_of(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What tickets cover, and parameters beside them that depend on the network's size, such as position embeddings."""
-    plan = plan_of(model)
-    covered = {layer.name for layer in plan.layers}
-    yield from ((layer.name, layer.shape) for layer in plan.layers if not layer.tied_to)
-    for name, parameter in model.named_parameters():
-        inside = name.rpartition(".")[0]
-        if parameter.dim() > 1 and name not in covered and inside not in covered and name.rpartition(".")[2] != "scores":
-            yield name, tuple(parameter.shape)
+    """What tickets cover, and other weights that depend on the network's size, such as position embeddings."""
+    yield from ((layer.name, layer.shape) for layer in plan_of(model).layers if not layer.tied_to)
+    tickets = [module for module in model.modules() if isinstance(module, Ticketed)]
+    own = {id(parameter) for module in tickets for parameter in module._parameters.values()}  # graphs may name them once more
+    for name, weight in _weights(model).items():
+        if id(weight) not in own:
+            yield name, tuple(weight.shape)
+
+
+def _weights(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of two or more dimensions, shared ones by every name."""
+    found = network.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in found if parameter.dim() > 1}
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _built(architecture: Architecture) -> nn.Module:
