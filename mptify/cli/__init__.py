@@ -77,8 +77,8 @@ def main() -> None:
     except MptifyError as error:
         rank = os.environ.get("RANK", "0")
         code = _tell(f"mptify: {error}" if rank == "0" else f"mptify (process {rank}): {error}", 1)
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        code = 0
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does: what was asked for is not done
+        code = 1
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
