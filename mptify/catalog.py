@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mptify import models
-from mptify.errors import BadSpec, UnknownModel
+from mptify.errors import BadSpec, UnknownModel, first_line
 from mptify.in_timm import PREFIX
 
 __all__ = ["Entry", "all_entries", "build", "example_inputs", "hub_task", "resolve", "tensors_in", "training_loss"]
@@ -88,12 +88,21 @@ def build(entry: Entry, *, num_classes: int | None = None, in_chans: int | None 
     for setting, value in {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}.items():
         if value is not None and value < 1:
             raise BadSpec(f"{setting}={value}: at least 1 is needed.")
-    if entry.source == "mptify":
-        given = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
-        return models.build(entry.name, **{key: value for key, value in given.items() if value is not None})
-    if entry.source == "timm":
-        return _build_timm(entry, num_classes, in_chans, input_size)
-    return _build_torchvision(entry, num_classes, in_chans, input_size)
+    try:
+        if entry.source == "mptify":
+            return _build_ours(entry, num_classes, in_chans, input_size)
+        if entry.source == "timm":
+            return _build_timm(entry, num_classes, in_chans, input_size)
+        return _build_torchvision(entry, num_classes, in_chans, input_size)
+    except (AssertionError, ValueError) as error:
+        if input_size is None:
+            raise
+        raise BadSpec(f"{entry} can't be built for images of {input_size} pixels ({first_line(error)}).") from error
+
+
+def _build_ours(entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None) -> nn.Module:
+    given = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
+    return models.build(entry.name, **{key: value for key, value in given.items() if value is not None})
 
 
 def _build_timm(entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None) -> nn.Module:
@@ -107,8 +116,6 @@ def _build_timm(entry: Entry, num_classes: int | None, in_chans: int | None, inp
         return timm.create_model(entry.name, img_size=input_size, **options)
     except TypeError:  # a network that takes any size has no such argument
         return timm.create_model(entry.name, **options)
-    except (AssertionError, ValueError) as error:
-        raise BadSpec(f"{entry} can't be built for images of {input_size} pixels: {error}") from error
 
 
 def _build_torchvision(entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None) -> nn.Module:

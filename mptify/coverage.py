@@ -20,6 +20,7 @@ from torch import nn
 
 from mptify import catalog
 from mptify.catalog import Entry
+from mptify.errors import MptifyError
 from mptify.init_mode import InitMode
 from mptify.surgery import transform
 from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
@@ -259,13 +260,21 @@ def as_line(row: Row) -> str:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of an earlier sweep; a line cut short by an interruption is passed over."""
+    """The rows of an earlier sweep; a row cut short by an interruption is passed over, and any other line refused."""
+    try:
+        lines = path.read_bytes().decode().splitlines() if path.exists() else []
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise MptifyError(f"{path}: can't be read as the rows of a sweep ({reason}).") from None
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
+            row = json.loads(line)
+            _ = row["model"], row["modes"]
+            rows.append(row)
+        except (json.JSONDecodeError, KeyError, TypeError):
+            if not '{"model": '.startswith(line[:10]):
+                raise MptifyError(f"{path}: line {number} is no row of a sweep; choose another file.") from None
     return rows
 
 

@@ -67,6 +67,12 @@ class LostProcess(MptifyError):
     """One of the processes that search a ticket together has ended, and the others can't go on without it."""
 
 
+def shown(value: object) -> str:
+    """A value in an error: as it is written if that is short, else what kind of thing it is."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+
+
 def first_line(error: BaseException) -> str:
     """Of what some library said, as a part of a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -6,10 +6,18 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from mptify.errors import MptifyError
+from mptify.errors import MptifyError, shown
 
-__all__ = ["check_writable", "write_whole"]
+__all__ = ["as_path", "check_writable", "write_whole"]
+
+
+def as_path(path: Any) -> Path:
+    """The caller's file name; anything else is refused."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise MptifyError(f"A file name is needed, not {shown(path)}.")
+    return Path(path)
 
 
 def check_writable(path: Path) -> None:

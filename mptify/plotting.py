@@ -56,7 +56,7 @@ def curves_of(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], x: str, pa
         for row in done:
             if not panel or row[panel] in (one, ""):
                 label = ", ".join([row["line"], *(named(axis, row[axis]) for axis in others if row[axis])])
-                found.setdefault(label, {}).setdefault(_number(row[x]), []).append(float(row["top1"]))
+                found.setdefault(label, {}).setdefault(_number(row[x]), []).append(_accuracy(row))
         for label, places in found.items():
             points = [
                 Point(place, statistics.fmean(some), min(some), max(some), len(some))
@@ -64,6 +64,13 @@ def curves_of(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], x: str, pa
             ]
             curves.append(Curve(named(panel, one) if panel else "", label, tuple(points)))
     return curves
+
+
+def _accuracy(row: Mapping[str, Any]) -> float:
+    try:
+        return float(row["top1"])
+    except (TypeError, ValueError):
+        raise MptifyError(f"Run {row['run']!r} is done, and its top1 is {row['top1']!r}, which is no number.") from None
 
 
 def draw_figure(curves: Sequence[Curve], x: str, title: str, paths: Sequence[Path]) -> None:

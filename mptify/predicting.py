@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mptify.errors import MptifyError, first_line
+from mptify.errors import DamagedTicket, MptifyError, first_line, shown
 from mptify.images import read_image
 from mptify.ticket.format import Ticket
 from mptify.ticket.loading import example_of, load
@@ -106,10 +106,20 @@ def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:
         raise MptifyError(f"{path}: a picture has 1 or 3 channels, and this network takes {channels}.")
     shorter = round(max(height, width) / 0.875) if min(height, width) > 64 else max(height, width)  # small images are not cropped
     cropped = v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop((height, width)), v2.ToImage(), v2.ToPureTensor()])
-    known = isinstance(seen, dict) and len(seen.get("mean", ())) == channels
-    mean, deviation = (seen["mean"], seen["std"]) if known else (_MEAN[:channels], _DEVIATION[:channels])
-    by_channel = [torch.tensor(list(some)).view(-1, 1, 1) for some in (mean, deviation)]
+    by_channel = [torch.tensor(some).view(-1, 1, 1) for some in _normalization(seen, channels)]
     return ((cropped(picture).float() / 255 - by_channel[0]) / by_channel[1])[None]
+
+
+def _normalization(seen: Any, channels: int) -> tuple[Any, Any]:
+    """Mean and standard deviation of each channel: those that the ticket's notes say, or ImageNet's where they say none."""
+    if not isinstance(seen, dict) or not {"mean", "std"} & seen.keys():
+        return _MEAN[:channels], _DEVIATION[:channels]
+    found = (seen.get("mean"), seen.get("std"))
+    for some in found:
+        numbers = isinstance(some, list) and len(some) == channels and all(isinstance(one, (int, float)) for one in some)
+        if not numbers:
+            raise DamagedTicket(f"The ticket's notes normalize images by {shown(some)}; {channels} numbers are needed, one per channel.")
+    return found
 
 
 def _logits(output: Any, file: str | Path) -> Tensor:

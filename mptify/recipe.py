@@ -267,7 +267,7 @@ def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
     parsed = {}
     for change in changes:
         key, equals, text = change.partition("=")
-        if not equals or not key:
+        if not equals or not key.strip() or not text.strip():
             raise BadSpec(f"--set {change!r}: write key=value, for instance lr=0.05 or ticket.prune=0.9.")
         try:
             value = yaml.safe_load(text)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import mptify
@@ -138,8 +139,19 @@ def test_help_and_version():
     assert "--prune" in run("convert", "--help").output
     assert "--filter" in run("zoo", "--help").output
     assert "--rounds" in run("bench", "surgery", "--help").output
-    for command in ([], ["search"], ["bench"], ["bench", "surgery"], ["card"], ["recipes"]):
-        assert "Usage:" in run(*command, "-h").output
+
+
+def commands_below(command, path=()):
+    yield path
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands_below(below, (*path, name))
+
+
+@pytest.mark.parametrize("path", [*commands_below(get_command(app))], ids=" ".join)
+def test_h_is_help_for_every_command(path):
+    found = run(*path, "-h")
+    assert found.exit_code == 0
+    assert f"Usage: {' '.join(('mptify', *path))} " in found.output
 
 
 def test_the_bench_measures_ratios():

@@ -15,6 +15,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 IMPORTS = ["typer", "mptify.cli.search", "mptify.recipe", "pydantic", "numpy", "torch", "torch.nn", "mptify.surgery", "yaml"]
 PRINTING = ["recipes", "recipes digits", "--version", "--help", "search -h", "convert mptify:conv2 --json", "zoo --list"]
+SEARCH = "search --no-baseline --set epochs=1 --set data.train_images=100 --threads 1"
 INTERRUPTED = """
 import os, runpy, signal, sys
 
@@ -87,6 +88,14 @@ def test_a_closed_pipe_and_no_output_at_all_are_no_errors_of_ours(command, tmp_p
         assert "Exception ignored" not in found.stderr
 
 
+@pytest.mark.parametrize("command", ["recipes", "recipes digits", "--version", SEARCH])
+def test_what_a_closed_pipe_cuts_short_is_no_success(command, tmp_path):
+    found = shell(f"set -o pipefail; mptify {command} 2>&1 | true", tmp_path)
+    assert found.returncode == 1
+    assert not found.stderr
+    assert not list(tmp_path.glob("runs/*/summary.json"))
+
+
 def test_a_bad_call_without_error_output_still_has_its_exit_code(tmp_path):
     for how in ("2>&-", "2> /dev/full"):
         assert shell(f"mptify inspect none.ticket {how}", tmp_path).returncode == 1
@@ -101,7 +110,7 @@ def little_room():
     [
         "convert mptify:conv2 --standalone --out a.ticket",
         "convert timm:test_resnet --bits 1/1 --graph a.svg",
-        "search --no-baseline --set epochs=1 --set data.train_images=100 --threads 1 --out run",
+        f"{SEARCH} --out run",
     ],
 )
 def test_a_file_that_finds_no_room_is_told_in_one_line_and_leaves_no_part(command, tmp_path):

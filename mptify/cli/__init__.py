@@ -77,8 +77,8 @@ def main() -> None:
     except MptifyError as error:
         rank = os.environ.get("RANK", "0")
         code = _tell(f"mptify: {error}" if rank == "0" else f"mptify (process {rank}): {error}", 1)
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        code = 0
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does: what was asked for is not done
+        code = 1
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
@@ -106,7 +106,8 @@ def _run(arguments: list[str]) -> int:
             return 2
         path = where.command_path if where is not None else "mptify"
         said = " ".join(error.format_message().split()).rstrip(".")
-        return _tell(f"{path}: {said}; `{path} --help` shows what it takes.", 2)
+        hint = "" if said.endswith("?") else f"; `{path} --help` shows what it takes."
+        return _tell(f"{path}: {said}{hint}", 2)
     return 0
 
 

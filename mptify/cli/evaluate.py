@@ -30,7 +30,7 @@ def evaluate(
     from rich.progress import Progress
 
     from mptify.cli.console import console
-    from mptify.errors import MptifyError, first_line
+    from mptify.errors import MptifyError
     from mptify.recipe import DataSpec, with_settings
     from mptify.spec import checked
     from mptify.ticket.loading import load
@@ -56,10 +56,7 @@ def evaluate(
     if "source" not in settings:
         raise MptifyError(f"{file}: does not say what it was searched on; --data names the images.")
     _, images = load_data(checked(DataSpec, with_settings(settings, changes or [])), only_val=True)
-    try:
-        model = load(file, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter from builds of torch that know no such device
-        raise MptifyError(f"--device {device}: {first_line(error)}.") from None
+    model = load(file, device=device)
     images = with_labels_of(as_seen(images, ticket.notes), ticket.notes, classes_of(model, images, device))
     out = console()
     with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:

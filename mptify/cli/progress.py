@@ -33,13 +33,13 @@ def say(text: str) -> None:
 class Progress(Watcher):
     """Epochs and steps, loss, accuracy, images per second, time left, and how much of the mask flipped in the last epoch."""
 
-    def __init__(self, title: str):
+    def __init__(self, title: str, *headlines: str):
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
         from rich.table import Column
 
-        self.title = title
+        self.title, self.headlines = title, headlines
         self.console = Console(stderr=True)
         self.live = self.console.is_terminal and is_main()
         self.bars = Bars(
@@ -65,6 +65,8 @@ class Progress(Watcher):
 
     def begin(self, spec: Any, steps: int, epoch: int, step: int) -> None:
         self.spec, self.steps, self.epoch_began = spec, steps, time.monotonic()
+        for headline in self.headlines:  # now that nothing is left to go wrong with the settings
+            say(headline)
         self.task = self.bars.add_task(self.title, total=spec.epochs * steps, completed=epoch * steps + step, text="")
         if epoch or step:
             say(f"{self.title}: goes on at epoch {epoch + 1}, step {step}")

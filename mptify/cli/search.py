@@ -48,7 +48,6 @@ def search(
     `accelerate launch -m mptify search ...`, or `torchrun --nproc-per-node 2 -m mptify search ...`.
     """
     from mptify.cli.launching import start_all_processes
-    from mptify.cli.progress import say
     from mptify.errors import MptifyError
     from mptify.training.run import newest_unfinished
 
@@ -64,8 +63,6 @@ def search(
         import torch
 
         torch.set_num_threads(checked.threads)
-    elif _is_busy():
-        say("This machine's cores were busy in the last minute. If they still are, `--threads 1` may be faster by far.")
     _run(checked, out, resume)
 
 
@@ -125,6 +122,9 @@ _QUESTIONS = {
 }
 
 
+_BUSY = "This machine's cores were busy in the last minute. If they still are, `--threads 1` may be faster by far."
+
+
 def _is_busy() -> bool:
     """Whether half of the cores were at work in the last minute, on a machine whose cores are to search."""
     import torch
@@ -166,9 +166,10 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     searched, again = resume and done.has_summary, (below / "recipe.yaml").exists()
     meet()  # before any process changes what others look at
     if not searched:
-        if is_main():
-            say(_headline(recipe, entry, train, val, folder))
-        with _told_how_to_go_on(folder), Progress(recipe.method) as progress:
+        headlines = [_headline(recipe, entry, train, val, folder)]
+        if recipe.threads is None and _is_busy():
+            headlines.insert(0, _BUSY)
+        with _told_how_to_go_on(folder), Progress(recipe.method, *headlines) as progress:
             result = run_search(network, train, val, recipe, out=folder, resume=resume, architecture=built, watcher=progress)
         if not result.finished or (result.asked and recipe.baseline is not None):
             _stopped(folder)

@@ -42,12 +42,13 @@ def zoo(
         return
     if not everything and pattern is None:
         raise BadSpec("Say which models: --all, or --filter PATTERN, such as --filter 'torchvision:resnet*'.")
+    if table is not None:
+        check_writable(table)
+    made_before = coverage.read_rows(rows)
     rows.parent.mkdir(parents=True, exist_ok=True)
-    for path in (rows, table):
-        if path is not None:
-            check_writable(path)
+    check_writable(rows)
     if retry:
-        good = [row for row in coverage.read_rows(rows) if coverage.passed(row)]
+        good = [row for row in made_before if coverage.passed(row)]
         write_whole(rows, "".join(coverage.as_line(row) for row in good))
     wanted = {str(entry) for entry in chosen}
     try:

@@ -106,6 +106,8 @@ def _course(run: Run, recipe: SearchSpec) -> Course:
         rows, summary = run.read_metrics(), run.read_summary() if run.has_summary else {}
         for row in rows:
             row["epoch"] = int(row["epoch"])
+        if run.has_summary and not rows:
+            raise ValueError("a finished run has metrics")
         alarms = [str(alarm) for alarm in summary.get("alarms", ())]
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise MptifyError(f"{run.folder}: its metrics.jsonl or summary.json is not as a run writes it ({type(error).__name__}).") from None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from mptify.errors import MptifyError
+from mptify.errors import MptifyError, shown
 from mptify.layers import Ticketed
 from mptify.norms import Sign
 from mptify.runtime.bitsliced import BitslicedConv
@@ -40,6 +40,8 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
     whole, such as detectors, the parts that have one are packed. Where mptify was installed without a C++ compiler, the model itself
     is returned, with a warning.
     """
+    if not isinstance(model, nn.Module):
+        raise MptifyError(f"A ticket model is needed to pack, not {shown(model)}.")
     if model.training:
         raise MptifyError("A packed program is made from a model in eval(); call model.eval() first.")
     if not any(isinstance(module, Ticketed) and module.gain_outside for module in model.modules()):
@@ -57,7 +59,7 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
         try:
             propagate(model, arguments)
         except Exception:  # whatever torch's operations make of what they were given
-            sizes = " and ".join("×".join(map(str, one.shape)) for one in given)
+            sizes = " and ".join("×".join(map(str, one.shape)) for one in given) or shown(example)
             raise MptifyError(f"The network can't take an input of {sizes}; pass one that it can: mptify.pack(model, example).") from None
         return _with_hooks_of(model, compiled(model))
 

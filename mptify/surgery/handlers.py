@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from mptify.errors import CannotConvert
+from mptify.errors import BadSpec, CannotConvert, shown
 from mptify.layers import ticket_class
 from mptify.spec import TicketSpec
 
@@ -64,8 +64,12 @@ _REGISTERED: dict[type | str, Describe] = {}
 
 def register(layer_type: type | str) -> Callable[[Describe], Describe]:
     """Teach mptify a layer class (or its dotted name, for one that should not be imported yet)."""
+    if not isinstance(layer_type, (type, str)):
+        raise BadSpec(f"register: a layer class or its dotted name is needed, not {shown(layer_type)}.")
 
     def decorate(describe: Describe) -> Describe:
+        if not callable(describe):
+            raise BadSpec(f"register: a function from a layer to its Handler is needed, not {shown(describe)}.")
         _REGISTERED[layer_type] = describe
         return describe
 

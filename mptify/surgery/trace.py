@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from mptify.errors import CannotConvert
+from mptify.errors import CannotConvert, shown
 from mptify.surgery import handlers, isolated
 from mptify.surgery.graphs import FEATURES, HEAD, expect_default
 from mptify.surgery.hooks import is_hooked
@@ -71,7 +71,7 @@ class Traced:
 def trace(model: nn.Module) -> Traced:
     """Find the regions of `model`. The model itself stays as it was: what is traced is a copy that shares its tensors."""
     if not isinstance(model, nn.Module):
-        raise CannotConvert(f"A network is needed, an nn.Module, not {model!r}.")
+        raise CannotConvert(f"A network is needed, an nn.Module, not {shown(model)}.")
     copied = share_copy(model)
     traced = Traced(copied, [], {})
     seen: set[int] = set()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mptify.errors import BadSpec
+from mptify.errors import BadSpec, shown
 from mptify.ticket.format import Ticket, from_bytes, to_bytes
 from mptify.ticket.store import read, require_match, swap_
 
@@ -26,12 +26,14 @@ class Deck(nn.Module):
 
     def __init__(self, model: nn.Module, tickets: Iterable[Ticket | str | Path]):
         super().__init__()
-        self.model = model
+        if not isinstance(tickets, Iterable) or isinstance(tickets, (str, Path)):
+            raise BadSpec(f"A deck needs a list of tickets or of their files, not {shown(tickets)}.")
         dealt = [read(ticket) if isinstance(ticket, (str, Path)) else ticket for ticket in tickets]
         if not dealt:
             raise BadSpec("A deck needs at least one ticket.")
         for ticket in dealt:
             require_match(model, ticket)
+        self.model = model
         self.members = [to_bytes(ticket) for ticket in dealt]
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from mptify import catalog
-from mptify.errors import BadSpec, MptifyError, TicketMismatch
+from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch, first_line, shown
 from mptify.layers import Ticketed
 from mptify.runtime import pack
 from mptify.runtime.library import library
@@ -38,6 +38,7 @@ def load(
     """
     if runtime not in (None, "float", "packed"):
         raise BadSpec(f"runtime={runtime!r}: there are 'float' and 'packed'.")
+    _require_device(device)
     with torch.inference_mode(False):
         if is_packed(path):
             if model is not None or torch.device(device).type != "cpu" or runtime == "float":
@@ -48,6 +49,13 @@ def load(
             return _load_packed(read(path), path, model, device, example)[0]
         found = _load(read(path), path, model, device)
         return pack(found, example) if runtime == "packed" else found  # which says that there is no compiler
+
+
+def _require_device(device: Any) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # the second from builds of torch that know no such device
+        raise BadSpec(f"device={shown(device)}: there is no such device ({first_line(error)}).") from None
 
 
 def _load_packed(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any, example: Any) -> tuple[nn.Module, nn.Module]:
@@ -94,8 +102,8 @@ def _usual_arguments(ticket: Ticket) -> Any:
 def example_of(ticket: Ticket) -> Tensor | None:
     """An image of the size that the ticket was searched on, or that its network is built for; None where it takes something else."""
     seen, built = ticket.notes.get("input"), ticket.architecture
-    if isinstance(seen, dict) and isinstance(seen.get("shape"), list):
-        return torch.zeros(1, *seen["shape"])
+    if isinstance(seen, dict) and "shape" in seen:
+        return torch.zeros(1, *_sizes(seen["shape"]))
     if built is None:
         return None
     entry, arguments = catalog.resolve(str(built)), built.arguments
@@ -103,6 +111,15 @@ def example_of(ticket: Ticket) -> Tensor | None:
         network = catalog.build(entry, **arguments) if entry.source == "timm" else nn.Identity()
     image, *more = catalog.example_inputs(entry, network, arguments.get("input_size"), arguments.get("in_chans", 3))
     return torch.zeros(1, *image.shape[1:]) if isinstance(image, Tensor) and not more else None
+
+
+def _sizes(shape: Any) -> list[int]:
+    if isinstance(shape, list) and shape and all(type(size) is int and 0 < size <= _MOST_PIXELS for size in shape):
+        return shape
+    raise DamagedTicket(f"The ticket's notes say of its images that their shape is {shown(shape)}, which is none.")
+
+
+_MOST_PIXELS = 1 << 14
 
 
 def _load(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any) -> nn.Module:
@@ -119,7 +136,7 @@ def _dense(ticket: Ticket, path: str | Path, model: nn.Module | None) -> nn.Modu
     if model is None:
         return build(ticket, path, ticket.count + sum(value.size for value in ticket.floats.values()))
     if not isinstance(model, nn.Module):
-        raise TicketMismatch(f"{path} is to be loaded into a module, not into {model!r}.")
+        raise TicketMismatch(f"{path} is to be loaded into a module, not into {shown(model)}.")
     return model
 
 

@@ -1,71 +1,56 @@
-"""Whether a ticket model is the network that a name stands for."""
+"""Names for the networks of tickets: the one a caller gives has to be that of the model."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from mptify import catalog
-from mptify.errors import BadSpec, MptifyError, first_line
+from mptify.errors import BadSpec, MptifyError, TicketMismatch, first_line, shown
 from mptify.init_mode import InitMode
-from mptify.layers import Ticketed, TicketParameter
+from mptify.layers import Ticketed
 from mptify.surgery.graphs import TicketGraph
-from mptify.surgery.trace import join
+from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture
 
-__all__ = ["require_named"]
+__all__ = ["architecture_named", "require_fit"]
 
 
-def require_named(model: nn.Module, architecture: Architecture) -> None:
-    """Raise `BadSpec`, saying where, unless the weights of `model` are those of the network that `architecture` names."""
-    given = "".join(f", {key}={value}" for key, value in architecture.arguments.items())
-    named = _built(architecture, given)
-    ours, theirs, every = _weights_of_ticket_model(model), _weights(named), _weights(named, remove_duplicate=False)
-    layers = {name.rpartition(".")[0] for name in ours}  # a layer may have folded further tensors into its weight
-    expected = {name for name in theirs if name in ours or name.rpartition(".")[0] not in layers}
-    differ = next((name for name in sorted(ours.keys() | expected) if ours.get(name) != every.get(name)), None)
-    if differ is not None:
-        raise BadSpec(
-            f"architecture={str(architecture)!r}{given}: {differ} is {_in_words(every.get(differ))} there and "
-            f"{_in_words(ours.get(differ))} in this model; name the network that it was made of, with the arguments="
-            "{'num_classes': ...} that it was built with, or none."
-        )
-    kind, other = _class_of(model), f"{type(named).__module__}.{type(named).__qualname__}"
-    if kind != other and kind.startswith(("timm.", "torchvision.")):
-        raise BadSpec(f"architecture={str(architecture)!r}: that is a {other}, and this model was a {kind}.")
+def architecture_named(name: Any, arguments: Any = None) -> Architecture:
+    """The architecture of a name, built with these arguments."""
+    if not isinstance(name, str):
+        raise BadSpec(f"architecture={shown(name)}: a name is needed, such as 'timm:resnet18'.")
+    arguments = {} if arguments is None else arguments
+    known = ("num_classes", "in_chans", "input_size")
+    if not isinstance(arguments, Mapping) or not all(key in known for key in arguments):
+        raise BadSpec(f"arguments={shown(arguments)}: a mapping is needed, of {', '.join(known)}.")
+    entry = catalog.resolve(name)
+    return Architecture(entry.source, entry.name, dict(arguments))
 
 
-def _built(architecture: Architecture, given: str) -> nn.Module:
-    entry = catalog.resolve(str(architecture))
-    try:
-        try:
-            with torch.device("meta"):
-                return catalog.build(entry, **architecture.arguments)
-        except Exception:  # builders that compute with their weights; a wrong argument is wrong again below
-            with InitMode():
-                return catalog.build(entry, **architecture.arguments)
-    except MptifyError:
-        raise
-    except Exception as error:  # whatever a builder makes of its arguments
-        raise BadSpec(f"architecture={str(architecture)!r}{given}: can't be built: {first_line(error)}.") from None
+def require_fit(model: nn.Module, architecture: Architecture) -> None:
+    """Raise `TicketMismatch` unless the dense network of that name has the weights of a ticket model, in name and shape.
 
-
-def _weights(network: nn.Module, remove_duplicate: bool = True) -> dict[str, tuple[int, ...]]:
-    named = network.named_parameters(remove_duplicate=remove_duplicate)
-    return {name: tuple(one.shape) for name, one in named if one.dim() > 1}
-
-
-def _weights_of_ticket_model(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The same of the network that `model` was made of."""
-    weights: dict[str, tuple[int, ...]] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, TicketParameter):
-            weights[path.removesuffix("_ticket")] = tuple(module.frozen.shape)
-        elif isinstance(module, Ticketed):
-            weights[f"{path}.{module._weight_name}"] = tuple(module.frozen.shape)
-        else:
-            weights |= {join(path, name): tuple(one.shape) for name, one in module.named_parameters(recurse=False) if one.dim() > 1}
-    return weights
+    Of timm's and torchvision's networks, the class has to be the same too: a ResNet of either has the other's weights.
+    """
+    built = _built(architecture)
+    dense = _weights(built)
+    for name, shape in _weights_of(model):
+        found = [tuple(weight.shape) for key, weight in dense.items() if name in (key, _owner(key))]
+        if shape not in found:
+            _refuse(architecture, name, found[0] if found else None, shape)
+    plan = plan_of(model)
+    ours = {layer.name for layer in plan.layers} | {layer.name for layer in plan.left_dense} | {*plan.dropped, *_weights(model)}
+    known = {id(weight) for name, weight in dense.items() if name in ours or _owner(name) in ours}  # shared ones by any name
+    for name, weight in dense.items():
+        if id(weight) not in known:
+            _refuse(architecture, name, tuple(weight.shape), None)
+    kind, named = _class_of(model), f"{type(built).__module__}.{type(built).__qualname__}"
+    if kind != named and kind.startswith(("timm.", "torchvision.")):
+        raise TicketMismatch(f"architecture={str(architecture)!r}: that network is a {named}, and the model was a {kind}.")
 
 
 def _class_of(model: nn.Module) -> str:
@@ -75,5 +60,50 @@ def _class_of(model: nn.Module) -> str:
     return f"{original.__module__}.{original.__qualname__}"
 
 
-def _in_words(shape: tuple[int, ...] | None) -> str:
+def _weights_of(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What tickets cover, and other weights that depend on the network's size, such as position embeddings."""
+    yield from ((layer.name, layer.shape) for layer in plan_of(model).layers if not layer.tied_to)
+    tickets = [module for module in model.modules() if isinstance(module, Ticketed)]
+    own = {id(parameter) for module in tickets for parameter in module._parameters.values()}  # graphs may name them once more
+    for name, weight in _weights(model).items():
+        if id(weight) not in own:
+            yield name, tuple(weight.shape)
+
+
+def _weights(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of two or more dimensions, shared ones by every name."""
+    found = network.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in found if parameter.dim() > 1}
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _built(architecture: Architecture) -> nn.Module:
+    entry = catalog.resolve(str(architecture))
+    try:
+        try:
+            with torch.device("meta"):
+                return catalog.build(entry, **architecture.arguments)
+        except MptifyError:
+            raise
+        except Exception:  # torchvision's regnets and detectors compute with their weights
+            with InitMode("constant"):
+                return catalog.build(entry, **architecture.arguments)
+    except MptifyError:
+        raise
+    except Exception as error:  # whatever a builder makes of arguments that it was never built with
+        raise BadSpec(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
+
+
+def _refuse(architecture: Architecture, name: str, theirs: tuple[int, ...] | None, ours: tuple[int, ...] | None) -> None:
+    given = ", ".join(f"{key}={value}" for key, value in architecture.arguments.items()) or "no arguments"
+    raise TicketMismatch(
+        f"architecture={str(architecture)!r}: that network, built with {given}, is another one than the model: "
+        f"its {name} is {_sizes(theirs)}, the model's {_sizes(ours)}; give its name and arguments, or no name."
+    )
+
+
+def _sizes(shape: tuple[int, ...] | None) -> str:
     return "missing" if shape is None else "×".join(map(str, shape))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from mptify.errors import DamagedTicket, MptifyError, TicketMismatch
+from mptify.files import as_path
 from mptify.runtime.compiler import compiled
 from mptify.runtime.describing import describe, restore, stored_kernels
 from mptify.runtime.library import library
@@ -99,7 +100,7 @@ def _digest(description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> st
 def is_packed(path: str | Path) -> bool:
     """Whether a file says that it is a packed one."""
     try:
-        return KEY in read_metadata(_beginning(Path(path)))
+        return KEY in read_metadata(_beginning(as_path(path)))
     except (OSError, DamagedTicket):
         return False
 

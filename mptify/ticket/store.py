@@ -8,7 +8,7 @@ mask, gain and effective weight come out of the usual arithmetic, to the bit. Ei
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mptify import catalog
-from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
-from mptify.files import write_whole
+from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch, shown
+from mptify.files import as_path, write_whole
 from mptify.layers import Ticketed
 from mptify.spec import TicketSpec
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.ticket.format import Architecture, Ticket, TicketLayer, as_json, from_bytes, to_bytes
-from mptify.ticket.naming import require_named
+from mptify.ticket.naming import architecture_named, require_fit
 
-__all__ = ["fill_floats_", "floats_of", "hold_", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "unwrapped", "write"]
+__all__ = ["fill_floats_", "floats_of", "hold_", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "write"]
 
 
 # -- model -> ticket ---------------------------------------------------------------------------------------------------------
@@ -44,7 +43,9 @@ def ticket_of(
 
     `standalone` stores the survivors' signs although the seed could say them; `float16` halves the floats, at a loss.
     """
-    model = unwrapped(model)
+    if architecture is not None and not isinstance(architecture, Architecture):
+        raise BadSpec(f"architecture={shown(architecture)}: an Architecture is needed; mptify.save takes names.")
+    model = _unwrapped(model)
     spec = plan_of(model).spec
     _require_whole(model)
     layers = {name: _ticket_layer(layer, spec, standalone) for name, layer in _own_layers(model).items()}
@@ -62,7 +63,7 @@ def ticket_of(
     )
 
 
-def unwrapped(model: Any) -> Any:
+def _unwrapped(model: Any) -> Any:
     """The ticket model inside of DataParallel, DistributedDataParallel, torch.compile or a Lightning module."""
     if not isinstance(model, nn.Module) or "ticket_plan" in vars(model):
         return model
@@ -187,6 +188,10 @@ def fill_floats_(model: nn.Module, ticket: Ticket) -> None:
 
 def require_match(model: nn.Module, ticket: Ticket) -> None:
     """Raise `TicketMismatch`, saying where, unless the ticket was cut from such a model."""
+    if not isinstance(model, nn.Module):
+        raise TicketMismatch(f"A ticket model is needed, not {shown(model)}.")
+    if not isinstance(ticket, Ticket):
+        raise TicketMismatch(f"A ticket or the name of its file is needed, not {shown(ticket)}.")
     layers, floats = _own_layers(model), dict(floats_of(model))
     spec, theirs = plan_of(model).spec, ticket.spec
     for setting in ("bits", "residual", "bn"):  # two networks of different structure may have tensors of the same names
@@ -215,24 +220,28 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------------
 
 
-def save(model: nn.Module, path: str | Path, architecture: str | None = None, **options: Any) -> Ticket:
+def save(
+    model: nn.Module,
+    path: str | Path,
+    architecture: str | None = None,
+    *,
+    arguments: Mapping[str, int] | None = None,
+    standalone: bool = False,
+    float16: bool = False,
+    notes: dict[str, Any] | None = None,
+) -> Ticket:
     """Write a ticket model's ticket to a file, and return it.
 
     `architecture` names the dense network (`"timm:resnet18"`) and lets `load` build it; `arguments` are those of `num_classes`,
-    `in_chans` and `input_size` that it was built with. One built with other arguments is saved without a name. A name that does not
-    fit the model is refused.
-    The other options are those of `ticket_of`: `standalone`, `float16`, `notes`.
+    `in_chans` and `input_size` that it was built with. One built with other arguments is saved without a name.
+    `standalone`, `float16` and `notes` are those of `ticket_of`.
     """
-    arguments = options.pop("arguments", {})
-    built = None
-    if architecture is not None:
-        entry = catalog.resolve(architecture)
-        built = Architecture(entry.source, entry.name, dict(arguments))
-    ticket = ticket_of(model, architecture=built, **options)
-    data = to_bytes(ticket)
+    path = as_path(path)
+    built = None if architecture is None else architecture_named(architecture, arguments)
+    ticket = ticket_of(model, architecture=built, standalone=standalone, float16=float16, notes=notes)
     if built is not None:
-        require_named(unwrapped(model), built)
-    write_whole(Path(path), data)
+        require_fit(_unwrapped(model), built)
+    write(ticket, path)
     return ticket
 
 
@@ -244,7 +253,7 @@ def read(path: str | Path) -> Ticket:
 def read_both(path: str | Path) -> tuple[Ticket, bytes]:
     """The ticket in a file, and the file."""
     try:
-        data = Path(path).read_bytes()
+        data = as_path(path).read_bytes()
         return from_bytes(data), data
     except IsADirectoryError:
         best = Path(path) / "best.ticket"
@@ -257,4 +266,4 @@ def read_both(path: str | Path) -> tuple[Ticket, bytes]:
 
 def write(ticket: Ticket, path: str | Path) -> None:
     """Write a ticket's file, whole or not at all."""
-    write_whole(Path(path), to_bytes(ticket))
+    write_whole(as_path(path), to_bytes(ticket))

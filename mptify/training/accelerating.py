@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from mptify.errors import LostProcess, MptifyError
+from mptify.errors import LostProcess, MptifyError, first_line
 from mptify.recipe import SearchSpec
 
 __all__ = ["Whole", "accelerator_for", "flat", "meet", "processes_asked_for", "together"]
@@ -89,6 +89,7 @@ def accelerator_for(spec: SearchSpec, out: Any) -> Any:
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if asked not in ("no", spec.precision):
         raise MptifyError(f"The launcher asks for {asked}, the search for precision={spec.precision!r}; set precision={asked} there too.")
+    _require_trackers(spec.trackers)
     AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
     try:
         accelerator = Accelerator(
@@ -98,7 +99,7 @@ def accelerator_for(spec: SearchSpec, out: Any) -> Any:
             project_dir=str(out) if out else None,
         )
     except ValueError as error:
-        raise MptifyError(f"Accelerate can't be set up: {error}") from None
+        raise MptifyError(f"Accelerate can't be set up: {first_line(error)}.") from None
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes < started:
         raise MptifyError(
@@ -106,8 +107,6 @@ def accelerator_for(spec: SearchSpec, out: Any) -> Any:
             "each would search alone, in the same folder; start one, or use `accelerate launch`."
         )
     accelerator.gradient_accumulation_steps = 1  # whatever the launcher says: this loop does it itself
-    if len(accelerator.log_with) != len(spec.trackers):
-        raise MptifyError(f"trackers: not all of {', '.join(spec.trackers)} are installed.")
     if spec.precision == "fp16" and accelerator.device.type == "cpu":
         raise MptifyError("precision='fp16' needs a GPU; bf16 works on CPUs too.")
     sharded = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
@@ -117,6 +116,17 @@ def accelerator_for(spec: SearchSpec, out: Any) -> Any:
             "a search needs plain data parallelism (`accelerate launch --multi_gpu`)."
         )
     return accelerator
+
+
+def _require_trackers(names: Collection[str]) -> None:
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    there = {str(getattr(tracker, "value", tracker)) for tracker in get_available_trackers()}
+    for name in names:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            raise MptifyError(f"trackers={name!r}: Accelerate knows {', '.join(LOGGER_TYPE_TO_CLASS)}.")
+        if name not in there:
+            raise MptifyError(f"trackers={name!r}: is not installed; `pip install {name}` may do it.")
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
-from mptify.errors import BadData, first_line
-from mptify.training.items import as_array, checked_item, checked_labels, shown, sizes
+from mptify.errors import BadData, first_line, shown
+from mptify.training.items import as_array, checked_item, checked_labels, sizes
 from mptify.training.process import born_deaf, leave_stopping_to_the_search
 
 __all__ = [

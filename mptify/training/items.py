@@ -9,19 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mptify.errors import BadData, first_line
+from mptify.errors import BadData, first_line, shown
 
 __all__ = ["as_array", "checked_item", "checked_labels", "shown", "sizes"]
 
 
 def sizes(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
-
-
-def shown(value: Any) -> str:
-    """A value in an error: as it is written if that is short, else what kind of thing it is."""
-    text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def as_array(value: Any, what: str) -> np.ndarray:

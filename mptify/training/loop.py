@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mptify.errors import BadData, BadSpec, Disagreement, MptifyError
+from mptify.errors import BadData, BadSpec, Disagreement, MptifyError, shown
 from mptify.recipe import Recipe, SearchSpec, make_search_spec, to_yaml
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
@@ -28,7 +28,6 @@ from mptify.training.accelerating import Whole, accelerator_for, flat, together
 from mptify.training.data import Images, as_pair, batches_of, first_images, images_in_step, mixed, training_batches
 from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of, loss_of
 from mptify.training.health import Masks, constant_layers, require_agreement
-from mptify.training.items import shown
 from mptify.training.optimizer import make_optimizer
 from mptify.training.process import keep_freed_memory, stoppable
 from mptify.training.run import Run

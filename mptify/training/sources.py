@@ -206,6 +206,7 @@ def _check_files(paths: list[str]) -> None:
 
 
 _MOST_NAMED = 10
+_TIMM_FOLDERS = ("folder", "imagefolder", "image_folder", "imagenet")
 
 
 def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
@@ -215,6 +216,9 @@ def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any
     from mptify.training.folders import ReaderFiles
 
     name, _, root = place.partition(":")
+    if name not in _TIMM_FOLDERS and "/" not in name:  # of which timm would take any for a folder
+        hint = f"{spec.source.partition(':')[0]}:folder:{root or 'FOLDER'}"
+        raise BadData(f"{spec.source}: {name!r} is no data set of timm's; write {hint}, or such as timm:torch/cifar10:FOLDER.")
     found = []
     for split in splits:
         timms = "train" if split == "train" else "validation"

@@ -73,7 +73,11 @@ def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
         return network
     ticketed = transform(network, **dict(recipe.spec))
     if ticket is not None:
-        begin_with_(ticketed, ticket)
+        try:
+            begin_with_(ticketed, ticket)
+        except TicketMismatch as error:
+            given = ", ".join(f"{key}={value}" for key, value in architecture.arguments.items())
+            raise TicketMismatch(f"{recipe.start} does not fit the network for these images, built with {given}: {error}") from None
     return ticketed
 
 

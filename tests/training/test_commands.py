@@ -235,7 +235,7 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
         (["search", "--resume"], "runs holds no run that was stopped before its end"),
         (["search", "--resume", "--set", "lr=1"], "--resume takes everything but --out and --threads from the folder"),
         (["search", "--resume", "--out", "nowhere"], "nowhere holds no run to resume"),
-        (["search", "--set", "trackers=nothing"], "Accelerate can't be set up"),
+        (["search", "--set", "trackers=nothing"], "trackers='nothing': Accelerate knows "),
         (["search", "--set", "data.size=32"], "data.size is for images from files"),
         (["eval", "none.ticket"], "can't be read"),
         (["search", "mptify:conv8", "--data", "digits"], "images of 8 pixels are too small for 4 max-pools"),
