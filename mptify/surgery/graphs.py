@@ -70,7 +70,7 @@ class TicketGraph(fx.GraphModule):
         module.train(root.training)
         for part, source in _pairs(module, root):
             part.training = source.training
-            for store in ("_modules", "_parameters", "_buffers"):
+            for store in ("_modules", "_parameters", "_buffers") if part is not source else ():
                 _order_like_(getattr(part, store), getattr(source, store))
         return module
 

@@ -15,7 +15,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -23,9 +23,10 @@ from torch import fx, nn
 
 from mptify.errors import CannotConvert, shown
 from mptify.surgery import handlers, isolated
+from mptify.surgery.callers import reason_to_keep_code
 from mptify.surgery.graphs import FEATURES, HEAD, expect_default
 from mptify.surgery.hooks import is_hooked
-from mptify.surgery.isolated import IsolatedTracer, is_torchs, original_type
+from mptify.surgery.isolated import IsolatedTracer, original_type
 
 __all__ = ["Region", "Traced", "is_opaque", "join", "trace"]
 
@@ -101,8 +102,11 @@ def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
             yield from _tensors_in(one, depth - 1)
 
 
-def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
-    """Make `module` a region, or, where fx can't follow it, look for regions among its children."""
+def _open(traced: Traced, path: str, module: nn.Module, seen: set[int], caller: nn.Module | None = None) -> None:
+    """Make `module` a region, or, where fx can't follow it, look for regions among its children.
+
+    `caller` is the module whose Python code calls it, if one does; lists of modules have none of their own.
+    """
     if id(module) in seen:
         return
     seen.add(id(module))
@@ -112,14 +116,14 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
     if handlers.is_activation(module) or not _is_interesting(module) or isinstance(module, torch.jit.ScriptModule):
         return
     if not _has_own_forward(module):
-        _open_children(traced, path, module, seen)
+        _open_children(traced, path, module, seen, caller)
         return
     try:
-        _require_traceable(module)
+        _require_traceable(module, caller)
         graphs = _trace_both_modes(module, is_model=path == "")
     except Exception as error:  # whatever a model's own code raises when it is fed proxies
         traced.untraced[path] = _first_line(error)
-        _open_children(traced, path, module, seen)
+        _open_children(traced, path, module, seen, caller=module)
         return
     traced.regions.append(Region(path, module, graphs))
     reached = set()
@@ -134,45 +138,14 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
         seen.add(id(leaf))
 
 
-def _open_children(traced: Traced, path: str, module: nn.Module, seen: set[int]) -> None:
-    words = _names_in_forward(type(module)) - _own_methods(type(module)).keys() - {"forward"}
+def _open_children(traced: Traced, path: str, module: nn.Module, seen: set[int], caller: nn.Module | None) -> None:
     for name, child in module.named_children():
-        called = sorted(words & _own_methods(type(child)).keys())
-        if called and _has_own_forward(child) and id(child) not in seen:
-            # Code that stays Python calls other methods of the child than `forward`, which a graph would not have.
-            traced.untraced[join(path, name)] = f"{type(module).__name__} calls its {called[0]}()"
-            seen.add(id(child))
-            _open_children(traced, join(path, name), child, seen)
-        else:
-            _open(traced, join(path, name), child, seen)
-
-
-def _names_in_forward(cls: type) -> set[str]:
-    """Every name that `forward` uses, or a method of the class that it calls."""
-    methods = _own_methods(cls)
-    waiting: list[Any] = [methods["forward"].__code__] if "forward" in methods else []
-    names: set[str] = set()
-    while waiting:
-        code = waiting.pop()
-        new = set(code.co_names) - names
-        names |= new
-        waiting += [methods[name].__code__ for name in new if name in methods]
-        waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
-    return names
-
-
-def _own_methods(cls: type) -> dict[str, FunctionType]:
-    """The methods that a module's class adds to those of torch's modules."""
-    found: dict[str, FunctionType] = {}
-    for parent in reversed(cls.__mro__):
-        if not is_torchs(parent.__module__):
-            found |= {name: member for name, member in vars(parent).items() if isinstance(member, FunctionType)}
-    return {name: member for name, member in found.items() if not name.startswith("__")}
+        _open(traced, join(path, name), child, seen, caller)
 
 
 def join(path: str, name: str) -> str:
     """The dotted name of what `path` holds under `name`; the model itself is the empty path."""
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}" if path and name else path or name
 
 
 def _is_interesting(module: nn.Module) -> bool:
@@ -192,9 +165,12 @@ def _first_line(error: Exception) -> str:
 # -- one region --------------------------------------------------------------------------------------------------------
 
 
-def _require_traceable(module: nn.Module) -> None:
+def _require_traceable(module: nn.Module, caller: nn.Module | None) -> None:
     if "forward" in vars(module):
         raise RuntimeError("its forward was replaced on the instance")
+    more = reason_to_keep_code(caller, module) if caller is not None else ""
+    if more:
+        raise RuntimeError(more)
     hooks = [(name, hook) for name, part in module.named_modules() if name and is_hooked(part) for hook in _hooks_of(part)]
     mine = {id(value) for part in module.modules() for value in (part, *vars(part).values())} if hooks else set()
     for name, hook in hooks:

@@ -522,3 +522,63 @@ def test_a_forward_that_hangs_on_the_instance_is_the_one_that_runs():
     network.forward = lambda x: Plain.forward(network, 2 * x)
     ticketed = mptify.transform(network, bits="1/1", prune=0.5).eval()
     assert "" in ticketed.ticket_plan.untraced
+
+
+class Kernel(nn.Module):
+    """A parameter of its own that it hands to a function, and an argument that few callers give."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel, self.act = nn.Parameter(torch.randn(4, 4, 3, 3)), nn.ReLU()
+
+    def forward(self, x, scale=None):
+        return self.act(F.conv2d(x if scale is None else x * scale, self.kernel))
+
+
+class Branching(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.first, self.parts, self.last = nn.Conv2d(3, 4, 3), nn.ModuleList([Kernel()]), nn.Conv2d(4, 2, 3)
+        self.call = call
+
+    def forward(self, x):
+        x = self.first(x)
+        if x.sum() > 1e9:  # no trace can follow
+            return x
+        if self.call == "star":
+            x = self.parts[0](*[x, x])
+        return self.last(x)
+
+
+class ByPosition(Branching):
+    def forward(self, x):
+        x = self.first(x) if x.sum() < 1e9 else x
+        for part in self.parts:
+            x = part(x, x)
+        return self.last(x)
+
+
+class ByName(Branching):
+    def forward(self, x):
+        x = self.first(x) if x.sum() < 1e9 else x
+        return self.last(self.parts[0](x, scale=x))
+
+
+class ByDefault(Branching):
+    def forward(self, x):
+        x = self.first(x) if x.sum() < 1e9 else x
+        return self.last(self.parts[0](x, scale=None))
+
+
+@pytest.mark.parametrize("net", [lambda: Branching("star"), lambda: ByPosition(""), lambda: ByName("")], ids=["star", "position", "name"])
+def test_a_part_that_may_be_given_optional_arguments_keeps_its_code(net):
+    ticketed = mptify.transform(net(), bits="1/1", prune=0.5).eval()
+    assert ticketed.ticket_plan.untraced["parts.0"].endswith("may pass 'scale' to it")
+    assert ticketed(torch.randn(2, 3, 12, 12)).shape == (2, 2, 6, 6)
+
+
+def test_a_part_that_is_given_defaults_becomes_a_graph_and_its_kernel_a_ticket():
+    ticketed = mptify.transform(ByDefault(""), bits="1/1", prune=0.5).eval()
+    assert [layer.name for layer in ticketed.ticket_plan.layers] == ["first", "last", "parts.0.kernel"]
+    assert ticketed.ticket_plan.left_dense == []
+    assert ticketed(torch.randn(2, 3, 12, 12)).shape == (2, 2, 6, 6)
