@@ -117,7 +117,7 @@ class TicketGraph(fx.GraphModule):
             return super().__getattr__(name)
         if name == "get_classifier" and self.classifier_paths:
             return types.MethodType(_get_classifier, self)
-        if name == "reset_classifier" and self.reset_classifier_with is not None and len(self.classifier_paths) == 1:
+        if name == "reset_classifier" and self.reset_classifier_with is not None:
             return functools.partial(self.reset_classifier_with, self)
         if name == FEATURES and self._marked("result_of", FEATURES):
             return self._run_features
