@@ -69,6 +69,8 @@ class TicketGraph(fx.GraphModule):
             module.__dict__[hooks] = root.__dict__[hooks].copy()
         module.train(root.training)
         for part, source in _pairs(module, root):
+            if part is source:  # a leaf of the graph
+                continue
             part.training = source.training
             for store in ("_modules", "_parameters", "_buffers"):
                 _order_like_(getattr(part, store), getattr(source, store))
