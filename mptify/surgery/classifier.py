@@ -43,30 +43,29 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
 
 def _output_layer(model: Any) -> str:
     """The one layer of the classifier that the output comes from."""
-    classifier = model.classifier_paths[0]
     layers = sorted(model.output_layers())
-    if len(layers) != 1 or not f"{layers[0]}.".startswith(f"{classifier}."):
-        reason = f"the output comes from {', '.join(layers)}"
-    elif model.get_submodule(layers[0]).is_bare:
+    layer = model.get_submodule(layers[0]) if len(layers) == 1 else None
+    if layer is None or not any(f"{layers[0]}.".startswith(f"{path}.") for path in model.classifier_paths):
+        reason = f"the output comes from {', '.join(layers) or 'no ticket layer'}"
+    elif layer.is_bare:
         reason = "it was loaded without scores"
-    elif type(model.get_submodule(layers[0])).stands_for() not in (nn.Linear, nn.Conv2d):
-        reason = f"it is a {type(model.get_submodule(layers[0])).__name__}"
+    elif type(layer).stands_for().__init__ not in (nn.Linear.__init__, nn.Conv2d.__init__):
+        reason = f"it is a {type(layer).__name__}"
     else:
         return layers[0]
     raise NotKept(
-        f"{classifier}: this classifier can't be made anew, since {reason}; give the network its number of classes before the transform."
+        f"{', '.join(model.classifier_paths)}: the classifier can't be made anew, since {reason}; "
+        "give the network its number of classes before the transform."
     )
 
 
 def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module:
-    bias = spec.bias == "learn"
-    dense: nn.Module
+    if isinstance(old, nn.Linear):
+        arguments: tuple = (old.in_features, num_classes)
+    else:
+        arguments = (old.in_channels, num_classes, old.kernel_size, old.stride, old.padding, old.dilation)
     with InitMode(seed=spec.seed):
-        if isinstance(old, nn.Linear):
-            dense = nn.Linear(old.in_features, num_classes, bias)
-        else:
-            dense = nn.Conv2d(old.in_channels, num_classes, old.kernel_size, old.stride, old.padding, old.dilation, bias=bias)
-    dense.to(old.compute_dtype)
+        dense = type(old).stands_for()(*arguments, bias=spec.bias == "learn").to(old.compute_dtype)
     handler = handlers.find(dense)
     assert handler is not None
     fresh: Any = handler.convert(dense, spec, path)

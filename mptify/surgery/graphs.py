@@ -69,6 +69,8 @@ class TicketGraph(fx.GraphModule):
         copy_hooks_(root, module)
         module.train(root.training)
         for part, source in _pairs(module, root):
+            if part is source:  # a leaf of the graph
+                continue
             part.training = source.training
             for store in ("_modules", "_parameters", "_buffers") if part is not source else ():
                 _order_like_(getattr(part, store), getattr(source, store))
@@ -121,7 +123,7 @@ class TicketGraph(fx.GraphModule):
             return super().__getattr__(name)
         if name == "get_classifier" and self.classifier_paths:
             return types.MethodType(_get_classifier, self)
-        if name == "reset_classifier" and self.reset_classifier_with is not None and len(self.classifier_paths) == 1:
+        if name == "reset_classifier" and self.reset_classifier_with is not None:
             return functools.partial(self.reset_classifier_with, self)
         if name == FEATURES and self._marked("result_of", FEATURES):
             return self._run_features

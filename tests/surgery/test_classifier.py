@@ -21,8 +21,10 @@ LINEAR, CONV, NESTED = (
     ("sequencer2d_s", "head.fc", {"layers": (1, 1, 1, 1)}),
 )
 
+OF_TIMM = ("mobilenetv3_small_050", "classifier", {})  # a subclass of nn.Linear
 
-@pytest.mark.parametrize(("name", "path", "arguments"), [LINEAR, CONV, NESTED])
+
+@pytest.mark.parametrize(("name", "path", "arguments"), [LINEAR, CONV, NESTED, OF_TIMM])
 def test_another_number_of_classes_is_another_ticket_layer(name, path, arguments):
     """Also where `get_classifier` returns a module with the pooling in it."""
     ticketed = ticket(name, **arguments)
@@ -46,12 +48,18 @@ def test_zero_classes_leave_the_features():
 
 def test_what_can_not_be_made_anew_is_refused():
     ticketed = ticket("crossvit_tiny_240", depth=((1, 1, 0), (1, 1, 0), (1, 1, 0)))
-    with pytest.raises(NotKept, match=r"head: this classifier can't be made anew, since the output comes from head\.0, head\.1"):
+    with pytest.raises(NotKept, match=r"head: the classifier can't be made anew, since the output comes from head\.0, head\.1"):
         ticketed.reset_classifier(7)
     with pytest.raises(BadSpec, match="a whole number from 0"):
         ticket("test_resnet").reset_classifier(-1)
     with pytest.raises(NotKept, match="the pooling is part of the graph"):
         ticket("test_resnet").reset_classifier(7, "max")
+
+
+def test_a_network_with_two_classifiers_is_refused():
+    ticketed = ticket("levit_128s", img_size=64, depth=(1, 1, 1))
+    with pytest.raises(NotKept, match=r"since the output comes from head\.linear, head_dist\.linear; give"):
+        ticketed.reset_classifier(7)
 
 
 def test_a_network_with_a_second_classifier_is_refused():
