@@ -15,12 +15,15 @@ if TYPE_CHECKING:
         BadData,
         BadSpec,
         CannotConvert,
+        CannotPickle,
         DamagedTicket,
         Disagreement,
         LeftDense,
         LostProcess,
         MptifyError,
         NothingToConvert,
+        NotKept,
+        NoTorchScript,
         RunExists,
         TicketMismatch,
         UnknownModel,
@@ -37,16 +40,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "BadData", "BadSpec", "CannotConvert", "DamagedTicket", "Deck", "Disagreement", "Handler", "LeftDense", "LostProcess", "MptifyError",
-    "NothingToConvert", "Plan", "Report", "Result", "RunExists", "SearchSpec", "Sign", "Ticket", "TicketConv1d", "TicketConv2d",
-    "TicketConv3d", "TicketLinear", "TicketMismatch", "TicketSpec", "UnknownModel", "Watcher", "load", "pack", "plan", "read", "register",
-    "report", "save", "search", "swap_", "ticket_layers", "ticket_of", "transform",
+    "BadData", "BadSpec", "CannotConvert", "CannotPickle", "DamagedTicket", "Deck", "Disagreement", "Handler", "LeftDense",
+    "LostProcess", "MptifyError", "NoTorchScript", "NotKept", "NothingToConvert", "Plan", "Report", "Result", "RunExists", "SearchSpec",
+    "Sign", "Ticket", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear", "TicketMismatch", "TicketSpec", "UnknownModel",
+    "Watcher", "load", "pack", "plan", "read", "register", "report", "save", "search", "swap_", "ticket_layers", "ticket_of",
+    "transform",
 ]  # fmt: skip
 
 _PLACES = {
     "errors": (
-        "BadData", "BadSpec", "CannotConvert", "DamagedTicket", "Disagreement", "LeftDense", "LostProcess", "MptifyError",
-        "NothingToConvert", "RunExists", "TicketMismatch", "UnknownModel",
+        "BadData", "BadSpec", "CannotConvert", "CannotPickle", "DamagedTicket", "Disagreement", "LeftDense", "LostProcess", "MptifyError",
+        "NoTorchScript", "NotKept", "NothingToConvert", "RunExists", "TicketMismatch", "UnknownModel",
     ),
     "layers": ("Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear"),
     "recipe": ("SearchSpec",),

@@ -31,7 +31,6 @@ SLOW = (  # half of the time that all families take
     "volo_d1_224",
     "maxvit_pico_rw_256",
 )
-WAITING_HOOKS = ("nasnetalarge", "pnasnet5large", "selecsls42", "legacy_xception")
 HOW = "python -m mptify.compatibility > docs/compatibility.md"
 
 
@@ -44,9 +43,6 @@ def numbers():
 
 def _marked(name):
     marks = [] if name in QUICK else [pytest.mark.sweep if name in SLOW else pytest.mark.long]
-    if name in WAITING_HOOKS:
-        reason = "features_only in 1/1: timm's hooks wait for calls that the graph does not make"
-        marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason))
     return pytest.param(name, marks=marks)
 
 
@@ -74,5 +70,4 @@ def test_a_failure_shows_in_the_page_and_in_the_counts():
 def test_every_family_has_a_line_per_mode():
     for name in FAMILIES:
         assert PAGE.count(f"| `{name}` |") == len(MODES), name
-    failing = re.findall(r"^\| `(\w+)` \|.*✗", PAGE, re.MULTILINE)
-    assert sorted(failing) == sorted(WAITING_HOOKS)
+    assert re.findall(r"^\| `(\w+)` \|.*✗", PAGE, re.MULTILINE) == []

@@ -123,9 +123,8 @@ def _grad_checkpointing(network: Network) -> Any:
 @behaviour(
     "features_only",
     "`create_model(features_only=True)`, then `transform`",
-    "Networks that timm wraps to return several feature maps are converted with the wrapper. 1/1 "
-    "refuses wrappers that call `forward_intermediates`: convert the plain network, and put a "
-    "feature extractor around its ticket.",
+    "Networks that timm wraps to return several feature maps are converted with the wrapper, "
+    "whether it rebuilds the network, sets hooks or calls `forward_intermediates`.",
 )
 def _features_only(network: Network) -> Any:
     try:
