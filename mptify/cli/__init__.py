@@ -84,7 +84,16 @@ def main() -> None:
             raise
         code = _tell(f"mptify: {error.filename or 'the output'} can't be written ({error.strerror}).", 1)
     _let_go_of_streams()
+    if _is_one_of_several():
+        # At its end Python stops every thread that asks for its lock, torch's communication threads among them, and now and then
+        # one of those takes the process with it ("terminate called without an active exception"): after a search that succeeded.
+        os._exit(code)
     sys.exit(code)
+
+
+def _is_one_of_several() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO}

@@ -19,13 +19,16 @@ __all__ = ["reason_to_keep_code"]
 def reason_to_keep_code(parent: nn.Module, child: nn.Module) -> str:
     """Why `child` can't become a graph where `parent` keeps its Python code; empty if it can.
 
-    The parent may call other methods of the child than `forward`, or pass arguments that a trace would fix at their defaults.
+    The parent may call other methods of the child than `forward`, go through the parts of a Sequential by itself, or pass arguments
+    that a trace would fix at their defaults.
     """
     code = _reachable(type(parent))
     words = {name for one in code for name in _names_in(one.__code__)}
     called = sorted(words & _own_methods(type(child)).keys() - _own_methods(type(parent)).keys() - {"forward"})
     if called:
         return f"{type(parent).__name__} calls its {called[0]}()"
+    if isinstance(child, nn.Sequential) and any(_takes_apart(one, parent, child) for one in code):
+        return f"{type(parent).__name__} may go through its parts"
     given = _optional_argument_given(code, child)
     return f"{type(parent).__name__} may pass {given!r} to it" if given else ""
 
@@ -57,6 +60,25 @@ def _own_methods(cls: type) -> dict[str, FunctionType]:
     return {name: member for name, member in found.items() if not name.startswith("__")}
 
 
+def _takes_apart(function: FunctionType, parent: nn.Module, child: nn.Sequential) -> bool:
+    """Whether `self.child` is used otherwise than by calling it, or what comes out of a list is gone through once more."""
+    names = [name for name, one in parent.named_children() if one is child]
+    for node in ast.walk(_tree_of(function)):
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.Attribute) and part.attr in names and not (isinstance(node, ast.Call) and node.func is part):
+                return True
+        if not names and isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.iter, ast.Name):
+            return True
+    return False
+
+
+def _tree_of(function: FunctionType) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # code that was made without a file
+        return ast.Module([], [])
+
+
 # -- arguments -------------------------------------------------------------------------------------------------------------
 
 
@@ -80,10 +102,7 @@ def _optional_argument_given(code: list[FunctionType], child: nn.Module) -> str:
 
 def _calls_of_parts(function: FunctionType) -> Iterator[ast.Call]:
     """Calls of something that hangs on `self`, or of a local name: `self.part(x)`, `self.parts[0](x)`, `for part in ...: part(x)`."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):  # code that was made without a file
-        return
+    tree = _tree_of(function)
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):

@@ -120,6 +120,15 @@ class IsolatedTracer(fx.Tracer):
             return self.create_node("call_function", type(a), (), values)
         return super().create_arg(a)
 
+    def path_of_module(self, mod: nn.Module) -> str:
+        """As fx does; a slice of a Sequential, which code makes while it runs, has no path, and its parts have theirs."""
+        try:
+            return super().path_of_module(mod)
+        except NameError:
+            if isinstance(mod, nn.Sequential):
+                return ""
+            raise
+
     def globals_view(self, original: dict[str, Any]) -> _TracedGlobals:
         if id(original) not in self._globals:
             self._globals[id(original)] = _TracedGlobals(original, self)
@@ -145,14 +154,14 @@ class _Isolated:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         original: Any = type(self).isolated_from  # type: ignore[attr-defined]
-        return self.__dict__["_tracer"].call_module(self, functools.partial(original.__call__, self), args, kwargs)
+        return type(self).isolated_by.call_module(self, functools.partial(original.__call__, self), args, kwargs)
 
     def __getattr__(self: Any, name: str) -> Any:
-        return self.__dict__["_tracer"].attribute(name, super().__getattr__(name))  # type: ignore[misc]
+        return type(self).isolated_by.attribute(name, super().__getattr__(name))  # type: ignore[misc]
 
     @property
     def training(self: Any) -> bool:
-        tracer = self.__dict__["_tracer"]
+        tracer = type(self).isolated_by
         tracer.mode_reads.append(type(self).__name__)
         return tracer.mode
 
@@ -188,7 +197,6 @@ def _isolate_(root: nn.Module, tracer: IsolatedTracer) -> None:
             if original not in classes:
                 classes[original] = _isolated_class(original, tracer)
             module.__class__ = classes[original]
-            module.__dict__["_tracer"] = tracer
             for name, value in vars(module).items():
                 module.__dict__[name] = _isolated_attribute(value, tracer)
 
@@ -200,7 +208,7 @@ def _isolated_class(original: type, tracer: IsolatedTracer) -> type:
             body |= {name: _isolated_member(value, tracer) for name, value in vars(parent).items() if not name.startswith("__")}
         else:
             body = {name: value for name, value in body.items() if name not in vars(parent)}
-    body |= {"isolated_from": original, "__module__": original.__module__, "__qualname__": original.__qualname__}
+    body |= {"isolated_from": original, "isolated_by": tracer, "__module__": original.__module__, "__qualname__": original.__qualname__}
     body.pop("training", None)
     return type(original)(original.__name__, (_Isolated, original), body)
 

@@ -582,3 +582,30 @@ def test_a_part_that_is_given_defaults_becomes_a_graph_and_its_kernel_a_ticket()
     assert [layer.name for layer in ticketed.ticket_plan.layers] == ["first", "last", "parts.0.kernel"]
     assert ticketed.ticket_plan.left_dense == []
     assert ticketed(torch.randn(2, 3, 12, 12)).shape == (2, 2, 6, 6)
+
+
+class Blocks(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.stem, self.way = nn.Conv2d(3, 4, 1), way
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(3)))
+
+    def forward(self, x):
+        x = self.stem(x)
+        if self.way != "slice" and x.sum() > 1e9:  # no trace can follow
+            return x
+        if self.way == "for":
+            for block in self.blocks:
+                x = block(x)
+            return x
+        return self.blocks[:2](x) if self.way == "slice" else self.blocks[0](x)
+
+
+@pytest.mark.parametrize("way", ["for", "slice", "item"])
+def test_a_sequential_that_code_goes_through_stays_one(way):
+    network = Blocks(way)
+    ticketed = mptify.transform(network, bits="1/1", prune=0.5).eval()
+    x = torch.randn(2, 3, 12, 12)
+    assert ticketed(x).shape == network(x).shape
+    assert set(ticketed(x).unique().tolist()) == {-1, 1}
+    assert (way == "slice") == (not ticketed.ticket_plan.untraced)
