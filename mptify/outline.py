@@ -275,7 +275,7 @@ def _grouped(boxes: list[Box]) -> list[Block]:
 
 def _split(prefix: str, boxes: list[Box]) -> list[Block]:
     """The numbered blocks below `prefix`, wherever they are; or all of it as one block. The model itself is always split."""
-    start = len(join(prefix, ""))
+    start = len(prefix) + 1 if prefix else 0
     runs = [(join(prefix, name), list(run)) for name, run in groupby(boxes, key=lambda box: box.path[start:].split(".")[0])]
     large = [sum(box.is_layer and box.path != path for box in run) > 1 for path, run in runs]
     parts = [_split(path, run) if is_large else [Block(boxes=run)] for (path, run), is_large in zip(runs, large)]
