@@ -315,7 +315,7 @@ def markdown(rows: list[Row]) -> str:
         f"`mptify zoo --all`, {totals['models']:,} models of torchvision and timm, each converted to 1/32 at 80 % and to 1/1 at 75 %.",
         "",
         f"- {totals['converted']:,} convert in both modes; {totals['passed']:,} of them pass every check.",
-        f"- {100 * totals['share']:.4f} % of all conv and linear weights are converted; the rest is named below.",
+        f"- {100 * totals['share']:.4f} % of all weights are converted; the rest is named below.",
         f"- {totals['whole']:,} are traced whole; the others in parts, each a region of its own.",
         f"- {totals['run']:,} have at most {RUN_LIMIT // 10**6} M parameters and were also run: one training step per mode, and one "
         "evaluation in 1/1.",

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # oneDNN takes AMX for granted where the processor has it, though some virtual machines forbid it: bfloat16 then dies.
@@ -9,6 +10,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch
+
+from tests.helpers.bad_files import make_files
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +35,19 @@ def process_group(tmp_path_factory):
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def materials(tmp_path_factory):
+    """A folder of good and broken files for calls that must fail."""
+    folder = tmp_path_factory.mktemp("materials")
+    make_files(folder)
+    return folder
+
+
+@pytest.fixture
+def here(materials, tmp_path, monkeypatch):
+    """A copy of `materials` as the current folder."""
+    shutil.copytree(materials, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"

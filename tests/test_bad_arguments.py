@@ -1,7 +1,5 @@
 """Wrong arguments in Python: an MptifyError of one sentence each, and nothing half-written."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 import mptify
 from mptify.models import conv2
 from mptify.runtime.library import library
-from tests.helpers.bad_files import SMALL, contents, is_one_sentence, make_files, small
+from tests.helpers.bad_files import SMALL, contents, is_one_sentence, small
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PIXELS, LABELS = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 10
@@ -197,20 +195,6 @@ CALLS = {
     "search: workers below zero": lambda: searched(workers=-1),
     "search: workers that are a word": lambda: searched(workers="four"),
 }
-
-
-@pytest.fixture(scope="module")
-def materials(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("materials")
-    make_files(folder)
-    return folder
-
-
-@pytest.fixture
-def here(materials, tmp_path, monkeypatch):
-    shutil.copytree(materials, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
 
 
 @pytest.mark.parametrize("what", CALLS)

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from mptify.__main__ import main
 from mptify.runtime.library import library
-from tests.helpers.bad_files import contents, is_one_sentence, make_files
+from tests.helpers.bad_files import contents, is_one_sentence
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 ROOT = Path(__file__).parents[1]
@@ -289,20 +288,6 @@ IN_PROCESSES_OF_THEIR_OWN = [
     "eval none.ticket --batch x",
     "inspect text.ticket",
 ]
-
-
-@pytest.fixture(scope="module")
-def materials(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("materials")
-    make_files(folder)
-    return folder
-
-
-@pytest.fixture
-def here(materials, tmp_path, monkeypatch):
-    shutil.copytree(materials, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)

@@ -16,10 +16,8 @@ import torch
 from PIL import Image
 from rich.console import Console
 from sklearn.datasets import load_digits
-from typer.testing import CliRunner
 
 import mptify
-from mptify.cli import app
 from mptify.cli.console import Whole, print_facts
 from mptify.cli.inspect import _layer_table
 from mptify.cli.search import _next
@@ -30,19 +28,10 @@ from mptify.ticket.store import read_both
 from mptify.ticket.summary import summarize
 from mptify.training import sources
 from mptify.training.evaluation import Evaluation
+from tests.helpers.cli import run, works
 
 QUICK = ["--set", "epochs=1", "--set", "data.train_images=200", "--no-baseline"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
-
-
-def works(*arguments):
-    result = run(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
 
 
 @pytest.fixture

@@ -8,32 +8,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import mptify
-from mptify.cli import app
 from mptify.errors import BadData
 from mptify.page.findings import gather
 from mptify.page.judging import judge
 from mptify.ticket.store import write
 from mptify.training.data import Images
 from mptify.training.labels import with_labels_of
+from tests.helpers.cli import run, works
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::ResourceWarning",
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )  # fmt: skip
 COLOURS = {"blue": (20, 20, 230), "green": (20, 220, 20), "red": (230, 20, 20), "white": (240, 240, 240)}
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
-
-
-def works(*arguments):
-    result = run(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
 
 
 @pytest.fixture(scope="module")
