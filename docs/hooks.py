@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 def on_config(config: Any) -> Any:
     """The recipes' pages in the navigation, where it says `recipes/`."""
-    from mptify.recipe import recipe_names
+    from mptify.recipe_files import recipe_names
 
     pages: list[Any] = ["recipes/index.md", *({name: f"recipes/{name}.md"} for name in recipe_names())]
     for section in config.nav:
@@ -31,7 +31,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    from mptify.recipe import recipe_names
+    from mptify.recipe_files import recipe_names
 
     made = {f"recipes/{name}.md": recipe_page(name) for name in recipe_names()}
     made |= {"cli.md": command_line(), "recipes/index.md": recipe_list()}
@@ -112,7 +112,8 @@ def _prose(text: str) -> str:
 
 def recipe_list() -> str:
     from mptify.cli.recipes import facts_of
-    from mptify.recipe import find_recipe, make_recipe, recipe_names
+    from mptify.config import make_recipe
+    from mptify.recipe_files import find_recipe, recipe_names
 
     lines = [
         "# Recipes", "",
@@ -134,7 +135,8 @@ def recipe_list() -> str:
 def recipe_page(name: str) -> str:
     """What a recipe reproduces, what the paper reports, what we measured, how to run it, and the recipe itself."""
     from mptify.cli.recipes import facts_of
-    from mptify.recipe import find_recipe, make_recipe, recipe_text
+    from mptify.config import make_recipe
+    from mptify.recipe_files import find_recipe, recipe_text
 
     told = facts_of(name, make_recipe(*find_recipe(name)))
     about, measured = told["about"], yaml.safe_load((HERE / "data/measured.yaml").read_text()).get(name)

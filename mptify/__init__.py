@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mptify.in_timm import offer_to_timm
+from mptify.models.in_timm import offer_to_timm
 
 if TYPE_CHECKING:
+    from mptify.config import SearchSpec, TicketSpec
     from mptify.errors import (
         BadData,
         BadSpec,
@@ -28,13 +29,11 @@ if TYPE_CHECKING:
         TicketMismatch,
         UnknownModel,
     )
-    from mptify.layers import Sign, TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
-    from mptify.recipe import SearchSpec
-    from mptify.reporting import Report, report
-    from mptify.runtime import pack
-    from mptify.spec import TicketSpec
+    from mptify.nn.layers import Sign, TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
+    from mptify.runtime import load, pack
     from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform  # type: ignore[no-redef]
-    from mptify.ticket import Deck, Ticket, load, read, save, swap_, ticket_of
+    from mptify.surgery.model_summary import Report, report
+    from mptify.ticket import Deck, Ticket, read, save, swap_, ticket_of
     from mptify.training import Result, Watcher, search
 
 __version__ = "0.1.0"
@@ -52,17 +51,16 @@ _PLACES = {
         "BadData", "BadSpec", "CannotConvert", "CannotPickle", "DamagedTicket", "Disagreement", "LeftDense", "LostProcess", "MptifyError",
         "NoTorchScript", "NotKept", "NothingToConvert", "RunExists", "TicketMismatch", "UnknownModel",
     ),
-    "layers": ("Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear"),
-    "recipe": ("SearchSpec",),
-    "reporting": ("Report", "report"),
-    "runtime": ("pack",),
-    "spec": ("TicketSpec",),
+    "nn.layers": ("Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear"),
+    "config": ("SearchSpec", "TicketSpec"),
+    "surgery.model_summary": ("Report", "report"),
+    "runtime": ("load", "pack"),
     "surgery": ("Handler", "Plan", "plan", "register", "ticket_layers", "transform"),
-    "ticket": ("Deck", "Ticket", "load", "read", "save", "swap_", "ticket_of"),
+    "ticket": ("Deck", "Ticket", "read", "save", "swap_", "ticket_of"),
     "training": ("Result", "Watcher", "search"),
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
-_PACKAGES = {*_PLACES, "catalog", "functional", "models", "native", "randomness"}
+_PACKAGES = {"config", "errors", "export", "models", "nn", "runtime", "surgery", "ticket", "tools", "training"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,10 @@ import torchvision
 from torchvision.models import detection, optical_flow, segmentation, video
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from mptify import catalog
-from mptify.catalog import Entry
-from mptify.families import FAMILIES, IMAGE_SIZES
-from mptify.init_mode import InitMode
+from mptify.models import registry
+from mptify.models.init_mode import InitMode
+from mptify.models.registry import Entry
+from mptify.tools.compatibility.families import FAMILIES, IMAGE_SIZES
 
 
 def _resnet(**options):
@@ -215,12 +215,12 @@ def build(entry, device="cpu"):
     if device == "meta":
         return _build(entry, None, "cpu" if _needs_a_device(entry) else device)
     torch.manual_seed(0)
-    detector = entry.source == "torchvision" and catalog.torchvision_kind(entry.name) == "detection"
+    detector = entry.source == "torchvision" and registry.torchvision_kind(entry.name) == "detection"
     size = _SIZES.get((entry.source, entry.name), 96 if detector else 64)
     model = _build(entry, size, device)
     if entry.name not in _WHOLE:
         _thin_(model, -1 if entry.name == "pnasnet5large" else 0)
-    return model, _INPUTS[entry.name] if entry.name in _INPUTS else catalog.example_inputs(entry, model, size)
+    return model, _INPUTS[entry.name] if entry.name in _INPUTS else registry.example_inputs(entry, model, size)
 
 
 class Passed(torch.nn.Module):
@@ -249,7 +249,7 @@ def _thin_(model, which):
 
 
 def _needs_a_device(entry):
-    return entry.source == "torchvision" and (entry.name.startswith("regnet") or catalog.torchvision_kind(entry.name) == "detection")
+    return entry.source == "torchvision" and (entry.name.startswith("regnet") or registry.torchvision_kind(entry.name) == "detection")
 
 
 def _build(entry, size, device):
@@ -260,7 +260,7 @@ def _build(entry, size, device):
         if small is not None:
             return small()
         if not options:
-            return catalog.build(entry, num_classes=None if device == "meta" else 10, input_size=size)
+            return registry.build(entry, num_classes=None if device == "meta" else 10, input_size=size)
         import timm
 
         sized = {"img_size": size} if size else {}

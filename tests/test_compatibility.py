@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mptify.compatibility import BEHAVIOURS, Cell, State, cells_in, check_family, page, row
-from mptify.coverage import MODES
-from mptify.families import FAMILIES
+from mptify.tools.compatibility import BEHAVIOURS, Cell, State, cells_in, check_family, page, row
+from mptify.tools.compatibility.families import FAMILIES
+from mptify.tools.zoo_check import MODES
 
 PAGE = (Path(__file__).parents[1] / "docs/compatibility.md").read_text()
 QUICK = (
@@ -31,7 +31,7 @@ SLOW = (  # half of the time that all families take
     "volo_d1_224",
     "maxvit_pico_rw_256",
 )
-HOW = "python -m mptify.compatibility > docs/compatibility.md"
+HOW = "python -m mptify.tools.compatibility > docs/compatibility.md"
 
 
 @pytest.fixture(scope="module")

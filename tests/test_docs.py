@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mptify.cli import app
-from mptify.recipe import find_recipe, recipe_names
+from mptify.recipe_files import find_recipe, recipe_names
 
 ROOT = Path(__file__).parents[1]
 

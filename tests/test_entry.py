@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 (SCRIPT,) = re.findall(r"^mptify = \"(.+)\"$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
-IMPORTS = ["typer", "mptify.cli.search", "mptify.recipe", "pydantic", "numpy", "torch", "torch.nn", "mptify.surgery", "yaml"]
+IMPORTS = ["typer", "mptify.cli.search", "mptify.recipe_files", "pydantic", "numpy", "torch", "torch.nn", "mptify.surgery", "yaml"]
 PRINTING = ["recipes", "recipes digits", "--version", "--help", "search -h", "convert mptify:conv2 --json", "zoo --list"]
 SEARCH = "search --no-baseline --set epochs=1 --set data.train_images=100 --threads 1"
 INTERRUPTED = """

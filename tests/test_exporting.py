@@ -8,9 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 import mptify
-from mptify import catalog, exporting
 from mptify.cli import app
 from mptify.errors import MptifyError
+from mptify.export import targets
+from mptify.models import registry
 from tests.nets import Plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -28,11 +29,11 @@ SWEEP = [
 
 def ticket_file(name, bits, path, **settings):
     """Of a named network whose norms have seen images."""
-    entry = catalog.resolve(name)
-    network = catalog.build(entry, num_classes=7)
+    entry = registry.resolve(name)
+    network = registry.build(entry, num_classes=7)
     ticketed = mptify.transform(network, bits=bits, prune=0.75, **settings).train()
     with torch.no_grad():
-        ticketed(*catalog.example_inputs(entry, network))
+        ticketed(*registry.example_inputs(entry, network))
     mptify.save(ticketed.eval(), path, name, arguments={"num_classes": 7})
     return path
 
@@ -41,7 +42,7 @@ def ticket_file(name, bits, path, **settings):
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEEP)])
 def test_onnxruntime_computes_what_the_ticket_does(name, bits, tmp_path):
     pytest.importorskip("onnxruntime")
-    made = exporting.export(ticket_file(name, bits, tmp_path / "a.ticket"), "onnx", tmp_path / "a.onnx")
+    made = targets.export(ticket_file(name, bits, tmp_path / "a.ticket"), "onnx", tmp_path / "a.onnx")
     assert made.difference <= 1e-4
     assert made.size == made.path.stat().st_size
 
@@ -49,7 +50,7 @@ def test_onnxruntime_computes_what_the_ticket_does(name, bits, tmp_path):
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:test_vit"])
 def test_a_dense_network_loads_it_without_mptify(name, tmp_path):
     file = ticket_file(name, "1/32", tmp_path / "a.ticket")
-    assert exporting.export(file, "dense", tmp_path / "a.safetensors").difference <= 1e-5
+    assert targets.export(file, "dense", tmp_path / "a.safetensors").difference <= 1e-5
     source, _, model = name.partition(":")
     make = f"timm.create_model({model!r}, num_classes=7)" if source == "timm" else f"torchvision.models.get_model({model!r}, num_classes=7)"
     x = torch.randn(2, 3, 160, 160)
@@ -69,19 +70,19 @@ def test_what_can_not_be_exported_is_told_and_nothing_is_written(tmp_path, monke
     out = tmp_path / "out"
     signs = ticket_file("mptify:conv2", "1/1", tmp_path / "a.ticket")
     with pytest.raises(MptifyError, match="has signs where its dense network has activations"):
-        exporting.export(signs, "dense", out)
+        targets.export(signs, "dense", out)
     with pytest.raises(MptifyError, match="--to foo: there are onnx, dense, packed"):
-        exporting.export(signs, "foo", out)
+        targets.export(signs, "foo", out)
     norms = ticket_file("mptify:conv2", "1/32", tmp_path / "b.ticket", bn="insert")
     with pytest.raises(MptifyError, match="a norm that the dense one lacks"):
-        exporting.export(norms, "dense", out)
+        targets.export(norms, "dense", out)
     mptify.save(mptify.transform(Plain(), bits="1/32"), tmp_path / "c.ticket")
     with pytest.raises(MptifyError, match="only named networks can be exported"):
-        exporting.export(tmp_path / "c.ticket", "dense", out)
+        targets.export(tmp_path / "c.ticket", "dense", out)
     plain = ticket_file("mptify:conv2", "1/32", tmp_path / "d.ticket")
-    monkeypatch.setattr(exporting, "_difference", lambda *given: float("nan"))
+    monkeypatch.setattr(targets, "_difference", lambda *given: float("nan"))
     with pytest.raises(MptifyError, match="gives other outputs than the ticket"):
-        exporting.export(plain, "dense", out)
+        targets.export(plain, "dense", out)
     assert not out.exists()
 
 

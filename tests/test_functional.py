@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mptify
-from mptify import functional
+from mptify.nn import functional
 
 PROPERTY = settings(max_examples=150, deadline=None, database=None)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, math.inf, -math.inf, math.nan, 2.0**-149, -(2.0**-149), 1.5 * 2.0**127]  # float32, exactly

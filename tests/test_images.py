@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 import mptify
 from mptify.cli import app
+from mptify.config import DataSpec
 from mptify.errors import BadData
-from mptify.images import plain, read_image
 from mptify.models import conv2
-from mptify.recipe import DataSpec
 from mptify.training.data import evaluation_batches
+from mptify.training.images import plain, read_image
 from mptify.training.sources import load_data
 
 TIMM_LEAVES_FILES_OPEN = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import mptify
-from mptify import functional, layers
-from mptify.layers import ChannelBatchNorm, ScalarBatchNorm, SharedThreshold, Sign, TokenBatchNorm, ticket_class
-from mptify.spec import make_spec
+from mptify.config import make_spec
+from mptify.nn import functional, layers
+from mptify.nn.layers import ChannelBatchNorm, ScalarBatchNorm, SharedThreshold, Sign, TokenBatchNorm, ticket_class
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None)
 

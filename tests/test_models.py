@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import mptify
-from mptify import catalog, coverage, models
+from mptify import models
 from mptify.errors import BadSpec, UnknownModel
+from mptify.models import registry
+from mptify.tools import zoo_check
 
 DOCS = Path(__file__).parents[1] / "docs/backbones.md"
 
@@ -42,7 +44,7 @@ def agrees(count, printed):
 def test_a_network_has_and_keeps_as_many_weights_as_the_paper_says(name):
     parameters, weights, prune, kept, printed, printed_kept = COUNTS[name]
     with torch.device("meta"):
-        network = catalog.build(catalog.resolve(name))
+        network = registry.build(registry.resolve(name))
         report = mptify.report(mptify.transform(network, prune=prune or 0.0))
     assert (sum(parameter.numel() for parameter in network.parameters()), report.weights) == (parameters, weights)
     assert prune is None or report.kept == kept
@@ -108,8 +110,8 @@ def test_a_padded_shortcut_drops_every_second_pixel_and_adds_channels_of_zeros()
 
 @pytest.mark.parametrize("name", ["vgg_small_x0.25", "resnet20_cifar"])
 def test_surgery_makes_the_binary_versions(name):
-    row = coverage.check_model(catalog.Entry("mptify", name))
-    assert coverage.passed(row), row
+    row = zoo_check.check_model(registry.Entry("mptify", name))
+    assert zoo_check.passed(row), row
     assert all(mode["left"] == [] and mode["parts"] == 1 for mode in row["modes"].values())
 
 
@@ -165,11 +167,11 @@ def test_the_zoo_does_not_count_them_twice():
     import timm
 
     assert "mptify_conv4" in timm.list_models()
-    assert not [entry for entry in catalog.all_entries() if "mptify" in str(entry)]
+    assert not [entry for entry in registry.all_entries() if "mptify" in str(entry)]
 
 
 def test_timms_names_for_them_lead_to_the_same_networks():
     for name in ("mptify:conv4", "conv4", "mptify_conv4", "timm:mptify_conv4"):
-        assert catalog.resolve(name) == catalog.Entry("mptify", "conv4")
+        assert registry.resolve(name) == registry.Entry("mptify", "conv4")
     with pytest.raises(UnknownModel, match="There is no model 'timm:mptify_conv5'"):
-        catalog.resolve("timm:mptify_conv5")
+        registry.resolve("timm:mptify_conv5")

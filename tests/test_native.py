@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mptify
-from mptify import functional, native
-from mptify.native import build
+from mptify.nn import build, functional, native
 from mptify.runtime import library as packed
 from tests.nets import Plain, images
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import mptify
 from mptify.errors import MptifyError
-from mptify.picture import draw
+from mptify.report.drawing import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 MODELS = ["resnet18", "vit_b_16", "convnext_tiny", "densenet121", "timm/vit_small_patch16_224", "timm/efficientnet_b0"]

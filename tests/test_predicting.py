@@ -10,9 +10,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import mptify
-from mptify import predicting
 from mptify.cli import app
 from mptify.models import conv2
+from mptify.training import prediction
 from tests.nets import Plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -76,20 +76,20 @@ def test_a_person_reads_percents(ticket, picture):
 def test_as_many_threads_as_are_fastest(slow, chosen, monkeypatch):
     """Threads that wait for a core of others make a network slower, not faster."""
     clock = itertools.count()
-    monkeypatch.setattr(predicting.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(prediction.time, "perf_counter", lambda: next(clock))
 
     def network(image):
         for _ in range(9 if torch.get_num_threads() == slow else 1):
             next(clock)
 
     torch.set_num_threads(3)
-    assert predicting._fastest(network, None) == chosen
+    assert prediction._fastest(network, None) == chosen
     assert torch.get_num_threads() == 3
 
 
 def test_the_callers_threads_are_the_callers(ticket, picture):
     torch.set_num_threads(3)
-    for _ in predicting.predict(ticket, [picture, picture], threads=2):
+    for _ in prediction.predict(ticket, [picture, picture], threads=2):
         assert torch.get_num_threads() == 3
 
 

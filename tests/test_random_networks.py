@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 import mptify
-from mptify import catalog
-from mptify.norms import Sign
+from mptify.models import registry
+from mptify.nn.norms import Sign
 from mptify.runtime.library import library
-from mptify.surgery.checks import lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 from mptify.surgery.graphs import TicketGraph
+from mptify.surgery.invariants import lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 from mptify.surgery.weights import UNTRACED_USE
 from tests.helpers.random_networks import random_network
 from tests.runtime.test_program import exact, require_same
@@ -90,13 +90,13 @@ def test_layers_see_signs(seed):
 def test_what_could_be_trained_can_be_trained(seed, bits):
     model, inputs = build(seed)
     try:
-        catalog.training_loss(seeded(copy.deepcopy(model).train(), inputs)).backward()
+        registry.training_loss(seeded(copy.deepcopy(model).train(), inputs)).backward()
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
         pytest.skip("the dense network overwrites what its own gradients need")
     ticketed = mptify.transform(model, bits=bits, prune=0.5).train()
-    ran, _ = real_inputs(lambda: catalog.training_loss(seeded(ticketed, inputs)).backward())
+    ran, _ = real_inputs(lambda: registry.training_loss(seeded(ticketed, inputs)).backward())
     gradients = {layer.ticket_name: layer.scores.grad for layer in mptify.ticket_layers(ticketed).values()}
     assert {name for name, gradient in gradients.items() if gradient is not None} == ran
     assert all(torch.isfinite(gradients[name]).all() for name in ran)

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptify import randomness
+from mptify.nn import init
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None)
 LONG = 10_007  # a prime: no whole number of words in any stream
 KINDS = {
-    "signs": randomness.signs,
-    "magnitudes": randomness.magnitudes,
-    "scores": lambda seed, layer, count: randomness.scores(seed, layer, count, 0.5),
+    "signs": init.signs,
+    "magnitudes": init.magnitudes,
+    "scores": lambda seed, layer, count: init.scores(seed, layer, count, 0.5),
 }
 
 # fmt: off
@@ -91,14 +91,14 @@ def test_long_streams_never_change(seed, layer, kind):
 @pytest.mark.parametrize(("seed", "layer"), [*GOLDEN, (2**63 - 1, "blöcke.0"), (5, "")])
 def test_a_second_implementation_from_the_description_agrees(seed, layer):
     signs = [bool(word >> bit & 1) for word in slow_words(seed, layer, "signs", 3) for bit in range(64)]
-    assert randomness.signs(seed, layer, 192).tolist() == signs
+    assert init.signs(seed, layer, 192).tolist() == signs
     half = NormalDist()
     indices = [word >> shift & 0xFFFF for word in slow_words(seed, layer, "magnitudes", 6) for shift in (0, 16, 32, 48)]
     expected = [half.inv_cdf(0.5 + (index + 0.5) / 131072) for index in indices]
-    np.testing.assert_allclose(randomness.magnitudes(seed, layer, 24), expected, rtol=1e-6)
+    np.testing.assert_allclose(init.magnitudes(seed, layer, 24), expected, rtol=1e-6)
     steps = [(word >> shift & 0xFFFFFFFF) >> 8 for word in slow_words(seed, layer, "scores", 6) for shift in (0, 32)]
     expected = [(step + 0.5) / 2**23 * 0.25 - 0.25 for step in steps]
-    np.testing.assert_allclose(randomness.scores(seed, layer, 12, 0.25), expected, rtol=1e-6)
+    np.testing.assert_allclose(init.scores(seed, layer, 12, 0.25), expected, rtol=1e-6)
 
 
 @PROPERTY
@@ -160,13 +160,13 @@ def test_what_a_caller_does_with_the_values_changes_no_later_draw(kind):
 
 
 def test_signs_are_fair():
-    negative = randomness.signs(0, "layer", 200_000)
+    negative = init.signs(0, "layer", 200_000)
     assert negative.dtype == bool
     assert abs(negative.mean() - 0.5) < 5 * 0.5 / math.sqrt(200_000)
 
 
 def test_magnitudes_are_half_normal():
-    values = randomness.magnitudes(0, "layer", 200_000)
+    values = init.magnitudes(0, "layer", 200_000)
     assert values.dtype == np.float32
     assert values.min() > 0
     assert values.mean() == pytest.approx(math.sqrt(2 / math.pi), abs=0.007)
@@ -177,7 +177,7 @@ def test_magnitudes_are_half_normal():
 
 @pytest.mark.parametrize("bound", [1.0, 1 / math.sqrt(27), 1e-3])
 def test_scores_are_uniform_within_the_bound_and_never_zero(bound):
-    values = randomness.scores(0, "layer", 200_000, bound) / bound
+    values = init.scores(0, "layer", 200_000, bound) / bound
     assert values.dtype == np.float32
     assert np.abs(values).max() <= 1
     assert np.abs(values).min() > 0
@@ -188,27 +188,27 @@ def test_scores_are_uniform_within_the_bound_and_never_zero(bound):
 
 
 def test_scores_scale_with_the_bound():
-    np.testing.assert_allclose(randomness.scores(0, "a", 1000, 0.1) * 10, randomness.scores(0, "a", 1000, 1.0), rtol=1e-6)
+    np.testing.assert_allclose(init.scores(0, "a", 1000, 0.1) * 10, init.scores(0, "a", 1000, 1.0), rtol=1e-6)
 
 
 # -- the table of half-normal quantiles --------------------------------------------------------------------------------------
 
 
 def test_the_table_never_changes():
-    assert digest(randomness._half_normal_table()) == TABLE_DIGEST
+    assert digest(init._half_normal_table()) == TABLE_DIGEST
 
 
 def test_the_table_holds_the_quantiles_of_the_normal_distribution():
     normal = NormalDist()
     expected = [normal.inv_cdf(0.5 + (index + 0.5) / 131072) for index in range(65536)]
-    table = randomness._half_normal_table()
+    table = init._half_normal_table()
     np.testing.assert_allclose(table, expected, rtol=1e-6, atol=0)
     assert bool((np.diff(table) > 0).all())
 
 
 def test_the_table_can_not_be_written_to():
     with pytest.raises(ValueError, match="read-only"):
-        randomness._half_normal_table()[0] = 1
+        init._half_normal_table()[0] = 1
 
 
 # -- frozen weights ----------------------------------------------------------------------------------------------------------
@@ -217,33 +217,33 @@ SHAPE = (6, 5, 3, 3)
 
 
 def test_kaiming_normal_is_sign_times_magnitude_times_deviation():
-    weight = randomness.frozen_weight(4, "conv", SHAPE, "kaiming_normal", 0.125)
-    sign = np.where(randomness.signs(4, "conv", weight.size), -1, 1)
-    expected = sign * randomness.magnitudes(4, "conv", weight.size).astype(np.float64) * 0.125
+    weight = init.frozen_weight(4, "conv", SHAPE, "kaiming_normal", 0.125)
+    sign = np.where(init.signs(4, "conv", weight.size), -1, 1)
+    expected = sign * init.magnitudes(4, "conv", weight.size).astype(np.float64) * 0.125
     assert weight.dtype == np.float32
     assert weight.shape == SHAPE
     np.testing.assert_array_equal(weight.ravel(), expected.astype(np.float32))
 
 
 def test_signed_constant_is_sign_times_deviation():
-    weight = randomness.frozen_weight(4, "conv", SHAPE, "signed_constant", 0.3)
-    sign = np.where(randomness.signs(4, "conv", weight.size), -1, 1)
+    weight = init.frozen_weight(4, "conv", SHAPE, "signed_constant", 0.3)
+    sign = np.where(init.signs(4, "conv", weight.size), -1, 1)
     assert weight.dtype == np.float32
     np.testing.assert_array_equal(weight.ravel(), (sign * np.float32(0.3)).astype(np.float32))
 
 
 def test_both_schemes_share_their_signs():
-    normal, constant = (randomness.frozen_weight(0, "a", (64,), scheme, 1.0) for scheme in ("kaiming_normal", "signed_constant"))
+    normal, constant = (init.frozen_weight(0, "a", (64,), scheme, 1.0) for scheme in ("kaiming_normal", "signed_constant"))
     assert np.array_equal(normal < 0, constant < 0)
 
 
 def test_the_shape_only_arranges_the_values():
-    flat = randomness.frozen_weight(7, "a", (270,), "kaiming_normal", 1.0)
-    assert np.array_equal(randomness.frozen_weight(7, "a", SHAPE, "kaiming_normal", 1.0).ravel(), flat)
+    flat = init.frozen_weight(7, "a", (270,), "kaiming_normal", 1.0)
+    assert np.array_equal(init.frozen_weight(7, "a", SHAPE, "kaiming_normal", 1.0).ravel(), flat)
 
 
 def test_frozen_weights_never_change():
-    weight = randomness.frozen_weight(3, "a", (4, 5, 3, 3), "kaiming_normal", 0.1)
+    weight = init.frozen_weight(3, "a", (4, 5, 3, 3), "kaiming_normal", 0.1)
     assert digest(weight) == "cee6d27b9f39c7a7a815a969bf6e7841f844f88790643d7a56bff71b5e8ab23c"
 
 
@@ -255,22 +255,22 @@ def test_frozen_weights_never_change():
     [(200, 0.0, 0.1), (200, 0.75, 0.2), (50, 0.0, 0.2), (576, 0.8, math.sqrt(2 / 115.2)), (1, 0.0, math.sqrt(2))],
 )
 def test_the_deviation_is_that_of_the_fan_in_that_survives(fan_in, prune, expected):
-    assert randomness.standard_deviation(fan_in, prune) == pytest.approx(expected, rel=1e-12)
+    assert init.standard_deviation(fan_in, prune) == pytest.approx(expected, rel=1e-12)
 
 
 def test_less_than_one_survivor_counts_as_one():
-    assert randomness.standard_deviation(4, 0.9) == pytest.approx(math.sqrt(2))
+    assert init.standard_deviation(4, 0.9) == pytest.approx(math.sqrt(2))
 
 
 def test_the_gain_of_the_nonlinearity_can_be_chosen():
-    assert randomness.standard_deviation(100, 0.0, gain=1.0) == pytest.approx(0.1)
+    assert init.standard_deviation(100, 0.0, gain=1.0) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("prune", [0.0, 0.5, 0.9])
 def test_a_pruned_layer_keeps_the_variance_of_what_passes_through(prune):
     fan_in, outputs = 1000, 200
-    deviation = randomness.standard_deviation(fan_in, prune, gain=1.0)
-    weight = randomness.frozen_weight(0, "a", (outputs, fan_in), "kaiming_normal", deviation).astype(np.float64)
+    deviation = init.standard_deviation(fan_in, prune, gain=1.0)
+    weight = init.frozen_weight(0, "a", (outputs, fan_in), "kaiming_normal", deviation).astype(np.float64)
     kept = np.random.default_rng(0).random(weight.shape) >= prune
     passed = (weight * kept) @ np.random.default_rng(1).standard_normal((fan_in, 50))
     assert passed.var() == pytest.approx(1, abs=0.1)

@@ -10,18 +10,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mptify import catalog
 from mptify.cli import app
 from mptify.cli.recipes import _table, facts_of
+from mptify.config import make_recipe
 from mptify.errors import BadSpec
-from mptify.init_mode import InitMode
-from mptify.layers import Ticketed
-from mptify.recipe import find_recipe, make_recipe, recipe_names, recipe_text, with_settings
+from mptify.models import registry
+from mptify.models.init_mode import InitMode
+from mptify.nn.layers import Ticketed
+from mptify.recipe_files import find_recipe, recipe_names, recipe_text, with_settings
 from mptify.surgery.trainable import parameter_kinds
 from mptify.training import Watcher, loop, search
 from mptify.training.schedule import learning_rate
+from mptify.training.setup import architecture_of, build_network
 from mptify.training.sources import load_data
-from mptify.training.start import architecture_of, build_network
 
 PAPERS = [name for name in recipe_names() if name != "digits"]
 
@@ -149,7 +150,7 @@ def test_a_recipe_runs_two_steps_and_what_it_says_arrives(name, places, monkeypa
     train, val = load_data(found.data)
     assert (train.crop, train.flip) == (asked.data.crop, asked.data.flip)
     with InitMode("constant") if asked.method != "dense" else nullcontext():  # surgery draws weights of its own
-        network = build_network(architecture_of(catalog.resolve(found.model), train), found)
+        network = build_network(architecture_of(registry.resolve(found.model), train), found)
 
     seen = {"smoothing": set()}
     make_optimizer, loss_of = loop.make_optimizer, loop.loss_of

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from mptify import sweep as sweeping
 from mptify.cli import app
+from mptify.config import make_recipe
 from mptify.errors import BadSpec, MptifyError
-from mptify.plotting import Curve, Point, curves_of, figure_of
-from mptify.recipe import make_recipe
-from mptify.sweep import cells_of, find_sweep, read_results, run_sweep, sweep_names
+from mptify.report.plots import Curve, Point, curves_of, figure_of
+from mptify.tools import sweep as sweeping
+from mptify.tools.sweep import cells_of, find_sweep, read_results, run_sweep, sweep_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 SMALL = {

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
-from mptify import theory
 from mptify.cli.theory import theory as command
 from mptify.errors import BadSpec, CannotConvert
-from mptify.theory import checking, construction
+from mptify.tools import theory
+from mptify.tools.theory import checking, construction
 
 PROPERTY = settings(max_examples=25, deadline=None, database=None)
 errors = st.floats(0.05, 0.9)

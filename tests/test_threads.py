@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import mptify
-from mptify import catalog
-from mptify.init_mode import InitMode
-from mptify.ticket.format import to_bytes
+from mptify.models import registry
+from mptify.models.init_mode import InitMode
+from mptify.ticket.codec import to_bytes
 
 NAMES = ["mptify:conv2", "timm:test_resnet", "timm:test_vit", "torchvision:squeezenet1_1", "timm:test_efficientnet"]
 
@@ -69,7 +69,7 @@ def train():
 def ticket_bytes(name, bits):
     """What a network of this name becomes; BatchNorms of a fresh network are all alike, so only the surgery counts."""
     with InitMode(seed=0):
-        network = catalog.build(catalog.resolve(name), num_classes=5)
+        network = registry.build(registry.resolve(name), num_classes=5)
     return to_bytes(mptify.ticket_of(mptify.transform(network, bits=bits, prune=0.7)))
 
 
@@ -96,7 +96,7 @@ def test_eight_threads_give_the_bytes_of_one_while_others_build_train_and_draw(t
         data = ticket_bytes(name, bits)
         path = tmp_path / f"{threading.get_ident()}.ticket"
         with InitMode(seed=0):
-            network = catalog.build(catalog.resolve(name), num_classes=5)
+            network = registry.build(registry.resolve(name), num_classes=5)
         ticketed = mptify.transform(network, bits=bits, prune=0.7).eval()
         mptify.save(ticketed, path, name, arguments={"num_classes": 5})
         loaded = mptify.load(path)

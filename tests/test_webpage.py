@@ -21,17 +21,18 @@ import mptify
 from mptify.cli import app
 from mptify.cli.report import report
 from mptify.cli.search import _settings
+from mptify.config import make_recipe
 from mptify.errors import BadSpec, DamagedTicket, MptifyError
-from mptify.page.charts import Line, _ticks, lines
-from mptify.page.classes import classes_section
-from mptify.page.commands import convert_command, search_command
-from mptify.page.findings import gather
-from mptify.page.judging import Judged
-from mptify.page.markup import Markup, plain, tag
-from mptify.page.pictures import kernels_picture, mask_picture
-from mptify.recipe import find_recipe, make_recipe
-from mptify.ticket.format import TicketLayer
-from mptify.ticket.store import read_both, write
+from mptify.recipe_files import find_recipe
+from mptify.report.charts import Line, _ticks, lines
+from mptify.report.classes import classes_section
+from mptify.report.collect import gather
+from mptify.report.commands import convert_command, search_command
+from mptify.report.confusion import Judged
+from mptify.report.markup import Markup, plain, tag
+from mptify.report.mask_images import kernels_picture, mask_picture
+from mptify.ticket.codec import TicketLayer
+from mptify.ticket.state import read_both, write
 from mptify.ticket.summary import summarize
 from mptify.training.evaluation import Evaluation
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import mptify
+from mptify.config import DataSpec
 from mptify.models import conv2, conv4
-from mptify.recipe import DataSpec
 from mptify.training.sources import load_data
 
 start = sys.argv[1] if len(sys.argv) > 1 else "magnitude"

@@ -1,6 +1,6 @@
 from torch import nn
 
-from mptify import theory
+from mptify.tools import theory
 
 model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 1, bias=False))
 target, factor = theory.scaled(model)  # each layer divided by what brings it into the hypotheses; the model is factor times the target

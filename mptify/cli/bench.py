@@ -31,8 +31,9 @@ def surgery(
     import torch
     from rich.progress import Progress
 
-    from mptify import bench, models
+    from mptify import models
     from mptify.cli.console import console
+    from mptify.tools import bench
 
     torch.set_num_threads(threads)
     batches = batch or [128, 32]
@@ -84,8 +85,8 @@ def search(
     from rich.progress import Progress
     from rich.table import Table
 
-    from mptify import bench
     from mptify.cli.console import console
+    from mptify.tools import bench
 
     torch.set_num_threads(threads)
     batches = batch or [128, 32]
@@ -126,9 +127,9 @@ def ticket(
     from rich.progress import Progress
     from rich.table import Table
 
-    from mptify import bench
     from mptify.cli.console import console
     from mptify.errors import MptifyError
+    from mptify.tools import bench
 
     try:
         import zstandard  # noqa: F401
@@ -171,8 +172,8 @@ def inference(
     from rich.progress import Progress
     from rich.table import Table
 
-    from mptify import inference as measure
     from mptify.cli.console import console
+    from mptify.tools import bench_inference as measure
 
     out = console()
     _set_threads(threads)
@@ -225,8 +226,8 @@ def layers(
     from rich.progress import Progress
     from rich.table import Table
 
-    from mptify import inference as measure
     from mptify.cli.console import console
+    from mptify.tools import bench_inference as measure
 
     out = console()
     _set_threads(threads)
@@ -258,10 +259,10 @@ def prune_rates(
     from rich.progress import Progress
     from rich.table import Table
 
-    from mptify import inference as measure
     from mptify.cli.console import console
     from mptify.errors import BadSpec
     from mptify.files import check_writable
+    from mptify.tools import bench_inference as measure
 
     out = console()
     if plot is not None:

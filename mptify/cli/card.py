@@ -23,7 +23,7 @@ def card(
     from mptify.errors import MptifyError
     from mptify.files import check_writable, write_whole
     from mptify.ticket.card import model_card
-    from mptify.ticket.store import read_both
+    from mptify.ticket.state import read_both
     from mptify.ticket.summary import summarize
 
     if out is not None:

@@ -48,8 +48,8 @@ def convert(
 ) -> None:
     """Turn a torchvision or timm network into its multi-prize version and show what was done to it."""
     from mptify.cli.console import console
+    from mptify.config import make_spec
     from mptify.files import check_writable, write_whole
-    from mptify.spec import make_spec
 
     settings: dict[str, Any] = {
         "bits": bits, "prune": prune, "prune_overrides": _overrides(prune_at or []), "include": tuple(include or ()),
@@ -62,18 +62,18 @@ def convert(
         if path is not None:
             check_writable(path)
 
-    from mptify import catalog
-    from mptify.init_mode import InitMode
-    from mptify.reporting import report
+    from mptify.models import registry
+    from mptify.models.init_mode import InitMode
     from mptify.surgery import transform
+    from mptify.surgery.model_summary import report
 
-    entry = catalog.resolve(model)
+    entry = registry.resolve(model)
     if entry.shadowed and ":" not in model:
         typer.echo(f"{model}: torchvision's (timm:{model} is the other one)", err=True)
     arguments = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
     careful = init == "keep" or out is not None
     with InitMode("drawn" if careful else "constant", seed):  # what surgery leaves alone, such as position embeddings, counts
-        network = catalog.build(entry, **arguments)
+        network = registry.build(entry, **arguments)
     ticketed = transform(network, **settings)
     result = report(ticketed)
     if as_json:
@@ -81,7 +81,7 @@ def convert(
     else:
         console().print(result)
     if graph is not None:
-        from mptify.picture import draw
+        from mptify.report.drawing import draw
 
         write_whole(graph, draw(ticketed))
         typer.echo(f"picture: {graph}", err=True)
@@ -93,7 +93,7 @@ def convert(
         size = f"{out.stat().st_size:,} bytes" + ("" if standalone else "; its masks follow from the seed until a search changes them")
         typer.echo(f"ticket: {out} ({size}; sha256 {ticket.digest[:16]}…)", err=True)
         if float16:
-            from mptify.ticket.verifying import rounding_loss
+            from mptify.report.verification import rounding_loss
 
             typer.echo(f"float16: on a fixed input, outputs differ by {100 * rounding_loss(ticketed, out):.2g} % of the largest", err=True)
 

@@ -22,8 +22,8 @@ def diff(
     from rich.text import Text
 
     from mptify.cli.console import console
-    from mptify.reporting import columns_for
-    from mptify.ticket.store import read
+    from mptify.surgery.model_summary import columns_for
+    from mptify.ticket.state import read
     from mptify.ticket.summary import compare
 
     one, other = read(first), read(second)

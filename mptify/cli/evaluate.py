@@ -30,15 +30,15 @@ def evaluate(
     from rich.progress import Progress
 
     from mptify.cli.console import console
+    from mptify.config import DataSpec, checked
     from mptify.errors import MptifyError
-    from mptify.recipe import DataSpec, with_settings
-    from mptify.spec import checked
-    from mptify.ticket.loading import load
-    from mptify.ticket.store import read
+    from mptify.recipe_files import with_settings
+    from mptify.runtime.loading import load
+    from mptify.ticket.state import read
     from mptify.training.evaluation import evaluate as measure
     from mptify.training.labels import as_seen, with_labels_of
+    from mptify.training.setup import classes_of
     from mptify.training.sources import is_in_files, load_data
-    from mptify.training.start import classes_of
 
     if threads is not None:
         import torch

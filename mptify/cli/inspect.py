@@ -22,7 +22,7 @@ def inspect(
     """Show how a ticket was made and, layer by layer, what survives and what it costs. Builds no network."""
     from mptify.cli.console import console, print_facts
     from mptify.files import check_writable
-    from mptify.ticket.store import read_both
+    from mptify.ticket.state import read_both
     from mptify.ticket.summary import summarize
 
     if png is not None:
@@ -38,7 +38,7 @@ def inspect(
         out.print(_layer_table(summary, out.width))
         print_facts(out, _facts(summary))
     if png is not None:
-        from mptify.ticket.picture import draw_masks
+        from mptify.ticket.mask_image import draw_masks
 
         draw_masks(ticket, png)
         typer.echo(f"picture: {png}", err=True)
@@ -58,7 +58,7 @@ def _layer_table(summary: Any, width: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from mptify.reporting import columns_for
+    from mptify.surgery.model_summary import columns_for
 
     everything = ("layer", "shape", "kept", "density", "by filter", "bits/weight", "of entropy", "coded as", "gain")
     columns = columns_for(width, everything, {"by filter": 130, "coded as": 115, "shape": 95, "density": 80, "gain": 60})
@@ -102,7 +102,7 @@ def _facts(summary: Any) -> list[tuple[str, str]]:
 
 
 def _settings(spec: dict[str, Any]) -> str:
-    from mptify.spec import TicketSpec
+    from mptify.config import TicketSpec
 
     plain = TicketSpec.model_validate({}).model_dump(mode="json")
     changed = {key: value for key, value in spec.items() if value != plain[key] or key in ("bits", "prune", "seed")}
@@ -120,7 +120,7 @@ def _note(name: str, value: Any) -> str:
 
 def _changed(recipe: dict[str, Any]) -> str:
     """A recipe's settings where they are not the usual ones; those of the ticket are said elsewhere."""
-    from mptify.recipe import Recipe
+    from mptify.config import Recipe
 
     usual = Recipe.model_validate({}).model_dump(mode="json")
     data = recipe.get("data")

@@ -27,7 +27,7 @@ def start_all_processes() -> None:
     """Of `accelerate launch --cpu --num_processes 2`, Accelerate makes one process: become torch's launcher, which makes two."""
     if "ACCELERATE_USE_CPU" not in os.environ:
         return
-    from mptify.training.accelerating import processes_asked_for
+    from mptify.training.distributed import processes_asked_for
 
     count = processes_asked_for() or 1  # where nobody knows how many, the search will say so
     if count > 1:

@@ -22,8 +22,8 @@ def plot(
     """Draw the results of a sweep: the mean of the seeds, with bars to the lowest and the highest."""
     from mptify.cli.console import console
     from mptify.errors import MptifyError
-    from mptify.plotting import curves_of, draw_figure
-    from mptify.sweep import read_results
+    from mptify.report.plots import curves_of, draw_figure
+    from mptify.tools.sweep import read_results
 
     rows, figure, axes = read_results(results)
     along = x or (figure.x if figure else None)

@@ -21,7 +21,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON, one line per picture.")] = False,
 ) -> None:
     """The likeliest classes of pictures, with their probabilities, and the time that each took."""
-    from mptify.predicting import predict as predictions
+    from mptify.training.prediction import predict as predictions
 
     for found in predictions(file, images, top=top, runtime=runtime, threads=threads):
         if as_json:

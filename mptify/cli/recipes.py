@@ -16,7 +16,8 @@ def recipes(
 ) -> None:
     """List the recipes: network, bits, what of the paper they reproduce, and the top-1 that it reports."""
     from mptify.cli.console import console
-    from mptify.recipe import find_recipe, make_recipe, recipe_names, recipe_text
+    from mptify.config import make_recipe
+    from mptify.recipe_files import find_recipe, recipe_names, recipe_text
 
     if name is None:
         listed = [facts_of(one, make_recipe(*find_recipe(one))) for one in recipe_names()]
@@ -58,7 +59,7 @@ def _table(listed: list[dict[str, Any]], width: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from mptify.reporting import columns_for
+    from mptify.surgery.model_summary import columns_for
 
     everything = ("recipe", "network", "bits", "pruned", "reproduces", "top-1")
     columns = columns_for(width, everything, {"network": 80, "pruned": 62, "bits": 54})

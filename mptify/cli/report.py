@@ -25,7 +25,7 @@ def report(
     from rich.progress import Progress
 
     from mptify.cli.console import console
-    from mptify.page import write_report
+    from mptify.report import write_report
 
     if threads is not None:
         import torch

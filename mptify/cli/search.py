@@ -49,7 +49,7 @@ def search(
     """
     from mptify.cli.launching import start_all_processes
     from mptify.errors import MptifyError
-    from mptify.training.run import newest_unfinished
+    from mptify.training.run_folder import newest_unfinished
 
     start_all_processes()
     if resume:
@@ -70,10 +70,11 @@ def _settings(
     what: str | None, recipe: str | None, data: str | None, changes: list[str], baseline: bool | None, folder: Path | None
 ) -> Any:
     """The checked recipe."""
+    from mptify.config import make_recipe
     from mptify.errors import BadSpec
-    from mptify.recipe import find_recipe, make_recipe, with_settings
-    from mptify.ticket.store import read
-    from mptify.training.run import Run
+    from mptify.recipe_files import find_recipe, with_settings
+    from mptify.ticket.state import read
+    from mptify.training.run_folder import Run
 
     if folder is not None:
         settings, origin = find_recipe(str(Run.again(folder).recipe))
@@ -136,15 +137,15 @@ def _is_busy() -> bool:
 
 
 def _run(recipe: Any, out: Path | None, resume: bool) -> None:
-    from mptify import catalog
     from mptify.cli.progress import Progress, is_main, say
+    from mptify.config import baseline_of
     from mptify.errors import RunExists
-    from mptify.recipe import baseline_of
+    from mptify.models import registry
     from mptify.training import search as run_search
-    from mptify.training.accelerating import meet
-    from mptify.training.run import Run, free_folder
+    from mptify.training.distributed import meet
+    from mptify.training.run_folder import Run, free_folder
+    from mptify.training.setup import architecture_of, build_network
     from mptify.training.sources import load_data
-    from mptify.training.start import architecture_of, build_network
 
     if out is not None and not resume:
         try:
@@ -153,7 +154,7 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
             if is_main():
                 raise
             raise typer.Exit(1) from None  # it is said once
-    entry = catalog.resolve(recipe.model)
+    entry = registry.resolve(recipe.model)
     train, val = load_data(recipe.data)
     built = architecture_of(entry, train)
     network = build_network(built, recipe)
@@ -219,7 +220,7 @@ def _headline(recipe: Any, entry: Any, train: Any, val: Any, folder: Path) -> st
 
 def _summary(run: Any, recipe: Any, classes: int) -> None:
     from mptify.cli.console import Whole, console, print_facts
-    from mptify.ticket.store import read
+    from mptify.ticket.state import read
 
     found = run.read_summary()
     rows = [("accuracy", f"{100 * found['accuracy']:.2f} % after the last epoch, {100 * found['best']:.2f} % at best")]

@@ -30,8 +30,8 @@ def sweep(
     """
     from mptify.cli.console import console
     from mptify.errors import MptifyError
-    from mptify.recipe import parse_changes
-    from mptify.sweep import cells_of, find_sweep, run_sweep, sweep_names
+    from mptify.recipe_files import parse_changes
+    from mptify.tools.sweep import cells_of, find_sweep, run_sweep, sweep_names
 
     screen = console()
     if what is None:

@@ -37,7 +37,7 @@ def theory(
 
     from mptify.cli.console import console
     from mptify.errors import BadSpec
-    from mptify.theory import check, extreme_target, random_target
+    from mptify.tools.theory import check, extreme_target, random_target
 
     kinds: dict[str, Any] = {"random": random_target, "extreme": extreme_target}
     if target not in kinds:
@@ -67,7 +67,7 @@ def _given(value: Any, otherwise: Any) -> Any:
 
 
 def _bounds(network: Any, epsilon: float, delta: float) -> list[tuple[str, Any]]:
-    from mptify.theory import lemma1, lemma2, lemma3, theorem
+    from mptify.tools.theory import lemma1, lemma2, lemma3, theorem
 
     share = epsilon, delta, network.sparsity
     return [

@@ -16,8 +16,8 @@ def verify(file: Annotated[Path, typer.Argument(help="A ticket file.")]) -> None
     Two machines can compare what is printed. The sha256 of the ticket is the same everywhere; that of the logits only where
     floats are added up in the same order, which is why the logits themselves are printed beside it.
     """
-    from mptify.ticket.store import read
-    from mptify.ticket.verifying import run_on_fixed_input
+    from mptify.report.verification import run_on_fixed_input
+    from mptify.ticket.state import read
 
     ticket = read(file)
     typer.echo(f"ticket  sha256 {ticket.digest}  {len(ticket.layers)} layers, {ticket.kept:,} of {ticket.count:,} weights, as written")

@@ -29,12 +29,13 @@ def zoo(
 
     An interrupted sweep goes on where it was; one bad model never stops it. The exit code is 1 if any model failed.
     """
-    from mptify import catalog, coverage
     from mptify.cli.console import console
     from mptify.errors import BadSpec
     from mptify.files import check_writable, write_whole
+    from mptify.models import registry
+    from mptify.tools import zoo_check
 
-    chosen = [entry for entry in catalog.all_entries() if pattern is None or _matches(entry, pattern)]
+    chosen = [entry for entry in registry.all_entries() if pattern is None or _matches(entry, pattern)]
     if not chosen:
         raise BadSpec(f"--filter {pattern!r} matches no model; `mptify zoo --list` shows all names.")
     if names:
@@ -44,24 +45,24 @@ def zoo(
         raise BadSpec("Say which models: --all, or --filter PATTERN, such as --filter 'torchvision:resnet*'.")
     if table is not None:
         check_writable(table)
-    made_before = coverage.read_rows(rows)
+    made_before = zoo_check.read_rows(rows)
     rows.parent.mkdir(parents=True, exist_ok=True)
     check_writable(rows)
     if retry:
-        good = [row for row in made_before if coverage.passed(row)]
-        write_whole(rows, "".join(coverage.as_line(row) for row in good))
+        good = [row for row in made_before if zoo_check.passed(row)]
+        write_whole(rows, "".join(zoo_check.as_line(row) for row in good))
     wanted = {str(entry) for entry in chosen}
     try:
-        _sweep(coverage, chosen, rows, jobs, console())
+        _sweep(chosen, rows, jobs, console())
     except KeyboardInterrupt:
         typer.echo(f"Interrupted; the same command goes on from {rows}.", err=True)
         raise typer.Exit(130) from None
     finally:
-        made = coverage.read_rows(rows)
+        made = zoo_check.read_rows(rows)
         if table is not None:
-            write_whole(table, coverage.markdown(made))
+            write_whole(table, zoo_check.markdown(made))
     made = [row for row in made if row["model"] in wanted]
-    totals = coverage.summary(made)
+    totals = zoo_check.summary(made)
     typer.echo(
         f"{totals['converted']} of {totals['models']} convert in both modes, {totals['passed']} pass every check, "
         f"{totals['run']} were run; {100 * totals['share']:.4f} % of all weights converted"
@@ -74,22 +75,24 @@ def _matches(entry: Any, pattern: str) -> bool:
     return fnmatchcase(str(entry), pattern) or fnmatchcase(entry.name, pattern)
 
 
-def _sweep(coverage: Any, chosen: list[Any], rows: Path, jobs: int, console: Any) -> None:
+def _sweep(chosen: list[Any], rows: Path, jobs: int, console: Any) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    from mptify.tools import zoo_check
+
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    have = {row["model"] for row in coverage.read_rows(rows)}
+    have = {row["model"] for row in zoo_check.read_rows(rows)}
     left = sum(str(entry) not in have for entry in chosen)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(chosen), completed=len(chosen) - left)
 
         def done(row: dict[str, Any]) -> None:
-            verdict = "ok" if coverage.passed(row) else row.get("error") or _failures(row)
+            verdict = "ok" if zoo_check.passed(row) else row.get("error") or _failures(row)
             progress.update(task, advance=1, description=row["model"])
             if verdict != "ok" or not console.is_terminal:
                 progress.console.print(f"{row['model']}: {verdict} ({row['seconds']} s)", markup=False)
 
-        coverage.sweep(chosen, rows, jobs, done)
+        zoo_check.sweep(chosen, rows, jobs, done)
 
 
 def _failures(row: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
-"""Packed inference: 1/1 tickets on bit planes, where a kept weight costs one addition of 256 pixels, and a pruned one nothing."""
+"""Ticket files become networks that run: float modules, or packed programs on bit planes."""
 
 from mptify.runtime.compiler import pack, packed_layers
+from mptify.runtime.loading import load
 
-__all__ = ["pack", "packed_layers"]
+__all__ = ["load", "pack", "packed_layers"]

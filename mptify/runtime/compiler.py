@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from mptify.errors import MptifyError, shown
-from mptify.layers import Ticketed
-from mptify.norms import Sign
+from mptify.nn.layers import Ticketed
+from mptify.nn.norms import Sign
 from mptify.runtime.bitsliced import BitslicedConv
 from mptify.runtime.chains import LAYOUT, in_chains
 from mptify.runtime.joined import JoinedConv

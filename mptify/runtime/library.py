@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from mptify.native.build import open_library
+from mptify.nn.build import open_library
 
 __all__ = ["EDITION", "KINDS", "Layer", "Shape", "Step", "cpu_names", "library", "word_bytes"]
 
@@ -78,7 +78,7 @@ class Step(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL | None:
-    found = open_library(Path(__file__).with_name("packed.cpp"), "mptify_packed_edition", EDITION)
+    found = open_library(Path(__file__).with_name("csrc") / "packed.cpp", "mptify_packed_edition", EDITION)
     if found is None:
         return None
     address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int

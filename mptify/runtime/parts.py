@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from mptify.errors import MptifyError
-from mptify.layers import Ticketed
+from mptify.nn.layers import Ticketed
 
 __all__ = ["pack_parts", "propagate"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from mptify.layers import TicketConv2d, TicketLinear
-from mptify.norms import ChannelBatchNorm, Sign, TokenBatchNorm
+from mptify.nn.layers import TicketConv2d, TicketLinear
+from mptify.nn.norms import ChannelBatchNorm, Sign, TokenBatchNorm
 from mptify.runtime.geometry import Geometry
 
 __all__ = ["Branch", "Head", "Tail", "Tails", "is_concat", "is_plain_pool", "is_through", "module_of"]

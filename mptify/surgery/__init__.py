@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from mptify.layers import Ticketed, TicketParameter
-from mptify.spec import make_spec
-from mptify.surgery.handlers import Handler, register
+from mptify.config import make_spec
+from mptify.nn.layers import Ticketed, TicketParameter
+from mptify.surgery.layer_registry import Handler, register
 from mptify.surgery.plan import Plan
 from mptify.surgery.planner import make_plan
 from mptify.surgery.rewrite import rewrite

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mptify.applying import apply_to_prepared, apply_weight
-from mptify.norms import recorded_call
+from mptify.nn.applying import apply_to_prepared, apply_weight
+from mptify.nn.norms import recorded_call
 
 __all__ = ["TicketMultiheadAttention"]
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from mptify.errors import BadSpec, NotKept
-from mptify.functional import kept_count
-from mptify.init_mode import InitMode
-from mptify.surgery import handlers
+from mptify.models.init_mode import InitMode
+from mptify.nn.functional import kept_count
+from mptify.surgery import layer_registry
 from mptify.surgery.plan import plan_of
 
 __all__ = ["reset_classifier_"]
@@ -66,7 +66,7 @@ def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module
         arguments = (old.in_channels, num_classes, old.kernel_size, old.stride, old.padding, old.dilation)
     with InitMode(seed=spec.seed):
         dense = type(old).stands_for()(*arguments, bias=spec.bias == "learn").to(old.compute_dtype)
-    handler = handlers.find(dense)
+    handler = layer_registry.find(dense)
     assert handler is not None
     fresh: Any = handler.convert(dense, spec, path)
     fresh.before = old.before

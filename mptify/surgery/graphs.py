@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx, nn
 
 from mptify.errors import MptifyError, NotKept, NoTorchScript
-from mptify.layers import Ticketed
+from mptify.nn.layers import Ticketed
 from mptify.surgery import graph_state
 from mptify.surgery.hooks import copy_hooks_
 

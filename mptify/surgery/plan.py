@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from mptify.config import TicketSpec
 from mptify.errors import MptifyError
-from mptify.spec import TicketSpec
 
 __all__ = ["LeftLayer", "NormBefore", "Plan", "PlannedLayer", "RegionEdits", "plan_of"]
 

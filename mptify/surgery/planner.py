@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from mptify.applying import CONTRACTIONS
+from mptify.config import TicketSpec
 from mptify.errors import BadSpec, CannotConvert, LeftDense, NothingToConvert
-from mptify.functional import kept_count
-from mptify.layers import Ticketed
-from mptify.spec import TicketSpec
-from mptify.surgery import handlers
-from mptify.surgery.facts import Fact, argument, node_kind, walk
+from mptify.nn.applying import CONTRACTIONS
+from mptify.nn.functional import kept_count
+from mptify.nn.layers import Ticketed
+from mptify.surgery import layer_registry
+from mptify.surgery.dataflow import Fact, argument, node_kind, walk
 from mptify.surgery.hooks import is_hooked
 from mptify.surgery.plan import LeftLayer, NormBefore, Plan, PlannedLayer, RegionEdits
 from mptify.surgery.trace import Region, Traced, is_opaque, join
@@ -194,7 +194,7 @@ class _Planner:
                     if layer in self.found and attribute == "bias" and gone and not known:
                         odd[layer] = "its bias is read by other code than its own"
                     elif reader is not None and self.signs and not known and not _only_looks(user) and user.op != "output":
-                        odd[reader] = f"its weight goes into {handlers.target_name(user.target)}(), where its input can't be made ±1"
+                        odd[reader] = f"its weight goes into {layer_registry.target_name(user.target)}(), where its input can't be made ±1"
         return odd
 
     def _account(self, reasons: dict[str, str]) -> tuple[list[PlannedLayer], list[LeftLayer]]:
@@ -279,7 +279,7 @@ class _Planner:
         handled = {join(r.path, str(n.target)) for r in regions for g in r.graphs.values() for n in g.nodes if n.op == "call_module"}
         for name, module in self.model.named_modules():
             inside = any(name.startswith(path + ".") or not path for path in self.traced.untraced)
-            if inside and handlers.is_activation(module) and name not in handled:
+            if inside and layer_registry.is_activation(module) and name not in handled:
                 self.kept_activations.append(name)
 
     # -- one graph -----------------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class _Planner:
             if kinds[above] == "batchnorm" and len(above.users) == 1:
                 above = _input(above)
             if kinds[above] == "layer" and len(above.users) == 1:
-                handler = handlers.find(region.module.get_submodule(above.target))
+                handler = layer_registry.find(region.module.get_submodule(above.target))
                 if handler is not None and handler.axis == 1:
                     edits.pools[node.name] = above.name
 
@@ -412,7 +412,7 @@ def _norm_for(fact: Fact, node: fx.Node, kinds: dict[fx.Node, str], region: Regi
     while reader is not None and len(reader.users) == 1:
         reader = next(iter(reader.users))
         if kinds[reader] == "layer":
-            handler = handlers.find(region.module.get_submodule(str(reader.target)))
+            handler = layer_registry.find(region.module.get_submodule(str(reader.target)))
             assert handler is not None
             return NormBefore(handler.inputs, handler.axis)
         if kinds[reader] not in ("identity", "dropout", "dropout0", "maxpool", "avgpool"):
@@ -438,7 +438,7 @@ def _input(node: fx.Node) -> Any:
 
 def _only_looks(node: fx.Node) -> bool:
     """Whether the user of a weight reads nothing but its type or shape."""
-    return node.op == "call_function" and handlers.target_name(node.target) == "getattr"
+    return node.op == "call_function" and layer_registry.target_name(node.target) == "getattr"
 
 
 def _downstream_free(nodes: list[fx.Node], targets: set[fx.Node] | None = None) -> set[fx.Node]:

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from mptify.layers import Ticketed, TicketParameter
-from mptify.norms import Binarize, Sign
-from mptify.surgery import handlers
+from mptify.nn.layers import Ticketed, TicketParameter
+from mptify.nn.norms import Binarize, Sign
+from mptify.nn.scopes import SharedThreshold
+from mptify.surgery import layer_registry
 from mptify.surgery.attention import TicketMultiheadAttention
 from mptify.surgery.classifier import reset_classifier_
-from mptify.surgery.edit import edited_region, make_norm
+from mptify.surgery.edges import edited_region, make_norm
 from mptify.surgery.graphs import TicketGraph, answers_of
 from mptify.surgery.plan import NormBefore, Plan, PlannedLayer
 from mptify.surgery.trace import Traced
 from mptify.surgery.trainable import let_train_, reset_norms_
-from mptify.threshold import SharedThreshold
 
 __all__ = ["rewrite"]
 
@@ -86,7 +86,7 @@ def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:
     if layer.bare:
         return id(model.get_submodule(layer.owner)), layer.name.rpartition(".")[2]
     module = model.get_submodule(layer.name)
-    handler = handlers.find(module)
+    handler = layer_registry.find(module)
     assert handler is not None
     return id(module), handler.weight
 
@@ -107,7 +107,7 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
             bare.setdefault(planned.owner, {})[attribute] = ticket
         else:
             original = model.get_submodule(planned.name)
-            handler = handlers.find(original)
+            handler = layer_registry.find(original)
             assert handler is not None
             ticket = handler.convert(original, plan.spec, planned.name)
             swaps[id(original)] = ticket

@@ -22,7 +22,7 @@ import torch
 from torch import fx, nn
 
 from mptify.errors import CannotConvert, shown
-from mptify.surgery import handlers, isolated
+from mptify.surgery import isolated, layer_registry
 from mptify.surgery.callers import reason_to_keep_code
 from mptify.surgery.graphs import FEATURES, HEAD, expect_default
 from mptify.surgery.hooks import is_hooked
@@ -110,10 +110,10 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int], caller: 
     if id(module) in seen:
         return
     seen.add(id(module))
-    if handlers.find(module) is not None or isinstance(module, nn.MultiheadAttention):
+    if layer_registry.find(module) is not None or isinstance(module, nn.MultiheadAttention):
         traced.regions.append(Region(path, module))
         return
-    if handlers.is_activation(module) or not _is_interesting(module) or isinstance(module, torch.jit.ScriptModule):
+    if layer_registry.is_activation(module) or not _is_interesting(module) or isinstance(module, torch.jit.ScriptModule):
         return
     if not _has_own_forward(module):
         _open_children(traced, path, module, seen, caller)
@@ -133,7 +133,7 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int], caller: 
                 reached.add(node.target)
     for name in sorted(reached):
         leaf = module.get_submodule(name)
-        if id(leaf) not in seen and handlers.find(leaf) is None:
+        if id(leaf) not in seen and layer_registry.find(leaf) is None:
             _open(traced, join(path, name), leaf, seen)
         seen.add(id(leaf))
 
@@ -150,7 +150,9 @@ def join(path: str, name: str) -> str:
 
 def _is_interesting(module: nn.Module) -> bool:
     """Whether there is anything to convert in it: a layer, or a parameter that it may use as one."""
-    return any(handlers.find(part) is not None or (part._parameters and not isinstance(part, _PRIMITIVES)) for part in module.modules())
+    return any(
+        layer_registry.find(part) is not None or (part._parameters and not isinstance(part, _PRIMITIVES)) for part in module.modules()
+    )
 
 
 def _has_own_forward(module: nn.Module) -> bool:
@@ -262,9 +264,9 @@ def _works_in_place(node: fx.Node, root: nn.Module) -> bool:
     """Whether a node is an activation that overwrites its input."""
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
-        return handlers.is_activation(module) and getattr(module, "inplace", False)
-    in_place = handlers.target_name(node.target).endswith("_") or node.kwargs.get("inplace") is True
-    return node.op in ("call_function", "call_method") and in_place and handlers.is_activation_function(node.target)
+        return layer_registry.is_activation(module) and getattr(module, "inplace", False)
+    in_place = layer_registry.target_name(node.target).endswith("_") or node.kwargs.get("inplace") is True
+    return node.op in ("call_function", "call_method") and in_place and layer_registry.is_activation_function(node.target)
 
 
 def _restore_names_(graph: fx.Graph, module: nn.Module) -> None:
@@ -357,19 +359,19 @@ class RegionTracer(IsolatedTracer):
             self.head_result = made
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if handlers.fused_activation(m) is not None:
+        if layer_registry.fused_activation(m) is not None:
             return False
         return (
             isinstance(m, (*self.opaque, *_PRIMITIVES))
             or is_hooked(m)
             or type(m).__name__ in _REGULARIZERS
-            or handlers.find(m) is not None
-            or handlers.is_activation(m)
+            or layer_registry.find(m) is not None
+            or layer_registry.is_activation(m)
             or super().is_leaf_module(m, module_qualified_name)
         )
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
-        fused = handlers.fused_activation(m)
+        fused = layer_registry.fused_activation(m)
         try:
             if fused is not None:
                 return self._norm_then_activation(m, fused, args, kwargs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mptify.layers import Ticketed
-from mptify.surgery import handlers
+from mptify.nn.layers import Ticketed
+from mptify.surgery import layer_registry
 from mptify.surgery.plan import Plan
 
 __all__ = ["is_norm", "let_train_", "parameter_kinds", "reset_norms_"]
@@ -51,7 +51,7 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
                 kinds[full] = name if name in ("scores", "frozen") else "bias"
             elif isinstance(module, nn.MultiheadAttention) and name == "in_proj_bias":
                 kinds[full] = "bias"
-            elif handlers.find(module) is not None:
+            elif layer_registry.find(module) is not None:
                 kinds[full] = "dense"
             else:
                 kinds[full] = "norm" if is_norm(module) else "other"

@@ -10,9 +10,9 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from mptify.applying import CONTRACTIONS, PRODUCTS
-from mptify.surgery import handlers
-from mptify.surgery.facts import argument
+from mptify.nn.applying import CONTRACTIONS, PRODUCTS
+from mptify.surgery import layer_registry
+from mptify.surgery.dataflow import argument
 from mptify.surgery.trace import Region, Traced, join
 
 __all__ = ["RECURRENT", "UNTRACED_USE", "FoundWeight", "OtherParameter", "other_parameters", "weights_of"]
@@ -46,10 +46,10 @@ def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
         if isinstance(module, torch.jit.ScriptModule):
             yield from _scripted_weights(name, module)
             continue
-        handlers.check_convertible(name, module)
+        layer_registry.check_convertible(name, module)
         if isinstance(module, nn.MultiheadAttention):
             yield from _attention_weights(name, module)
-        handler = handlers.find(module)
+        handler = layer_registry.find(module)
         if handler is not None:
             tensor = handler.stands_for(module).detach() if handler.stands_for else getattr(module, handler.weight)
             hooked = not handler.stands_for and handler.weight not in module._parameters
@@ -94,7 +94,7 @@ def _bare_parameters(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
                     weight = argument(node, 1, "weight")
                     if _is_bare(weight, region):
                         handed[join(region.path, str(weight.target))] = _handed_over(node, weight, region)
-                elif node.op in ("call_function", "call_method") and handlers.target_name(node.target) in PRODUCTS and node in values:
+                elif node.op in ("call_function", "call_method") and layer_registry.target_name(node.target) in PRODUCTS and node in values:
                     for weight in node.all_input_nodes:
                         if _is_bare(weight, region) and _parameter(weight, region).dim() > 1:
                             multiplied[join(region.path, str(weight.target))] = _multiplied(node, weight, region)
@@ -114,7 +114,7 @@ def _is_bare(weight: Any, region: Region) -> bool:
     if not isinstance(weight, fx.Node) or weight.op != "get_attr":
         return False
     module = region.module.get_submodule(str(weight.target).rpartition(".")[0])
-    return _parameter(weight, region) is not None and handlers.find(module) is None
+    return _parameter(weight, region) is not None and layer_registry.find(module) is None
 
 
 def _parameter(weight: fx.Node, region: Region) -> Any:
@@ -123,14 +123,14 @@ def _parameter(weight: fx.Node, region: Region) -> Any:
 
 
 def _multiplied(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
-    parameter, function = _parameter(weight, region), handlers.target_name(node.target)
+    parameter, function = _parameter(weight, region), layer_registry.target_name(node.target)
     obstacle = f"a parameter that {function} multiplies, not a layer"
     return FoundWeight(parameter, function, parameter.shape[0], -1, bare=True, obstacle=obstacle)
 
 
 def _handed_over(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
     owner, _, attribute = str(weight.target).rpartition(".")
-    parameter, function = _parameter(weight, region), handlers.target_name(node.target)
+    parameter, function = _parameter(weight, region), layer_registry.target_name(node.target)
     axis = -1 if node.target is F.linear else 1
     if "transpose" in function:
         inputs = parameter.shape[0]
@@ -159,7 +159,7 @@ def other_parameters(traced: Traced, found: Collection[FoundWeight]) -> Iterator
     """Every parameter of two or more dimensions that `weights_of` does not list: position embeddings, tokens, tables and the like."""
     seen = {id(weight.tensor) for weight in found}
     for path, module in traced.model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule) or handlers.find(module) is not None:
+        if isinstance(module, torch.jit.ScriptModule) or layer_registry.find(module) is not None:
             continue
         for name, parameter in module._parameters.items():
             if parameter is None or parameter.dim() < 2 or id(parameter) in seen:

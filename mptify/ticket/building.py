@@ -8,19 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from mptify import catalog, randomness
 from mptify.errors import MptifyError, TicketMismatch
-from mptify.init_mode import InitMode
+from mptify.models import registry
+from mptify.models.init_mode import InitMode
+from mptify.nn import init
 from mptify.surgery import ticket_layers, transform
-from mptify.ticket.format import Architecture, Ticket
-from mptify.ticket.store import floats_of
+from mptify.ticket.codec import Architecture, Ticket
+from mptify.ticket.state import floats_of
 
 __all__ = ["build", "emptied"]
 
 
 def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
     """A ticket model of bare layers, ready to be filled; what was on `meta` has memory afterwards."""
-    with randomness.undrawn():
+    with init.undrawn():
         model = transform(model, **dict(ticket.spec) | {"scope": "layer"})  # which layer keeps how many is in the file
     first: dict[str, Any] = {}
     for layer in ticket_layers(model).values():
@@ -47,7 +48,7 @@ def build(ticket: Ticket, path: str | Path, parameters: int) -> nn.Module:
     if architecture is None:
         raise TicketMismatch(f"{path} holds a ticket of a model that no registry knows; pass that model: mptify.load(path, model=...).")
     try:
-        entry = catalog.resolve(str(architecture))
+        entry = registry.resolve(str(architecture))
         _require_size(architecture, entry, path, parameters)
         return _without_weights(entry, architecture)
     except MptifyError:
@@ -56,18 +57,18 @@ def build(ticket: Ticket, path: str | Path, parameters: int) -> nn.Module:
         raise TicketMismatch(f"{path}: {architecture} can't be built with {architecture.arguments}: {error}.") from error
 
 
-def _without_weights(entry: catalog.Entry, architecture: Architecture) -> nn.Module:
+def _without_weights(entry: registry.Entry, architecture: Architecture) -> nn.Module:
     """The network with its parameters on `meta`; a real one where its builder computes with their values."""
     blank = InitMode("blank")
     try:
         with blank:
-            network = catalog.build(entry, **architecture.arguments)
+            network = registry.build(entry, **architecture.arguments)
     except Exception:  # a builder that can't do with blank weights; if something else is wrong, it is so again below
         blank.read_blank = True
     if not blank.read_blank:
         return _emptied_parameters_(network)
     with InitMode():
-        return catalog.build(entry, **architecture.arguments)
+        return registry.build(entry, **architecture.arguments)
 
 
 def _emptied_parameters_(network: nn.Module) -> nn.Module:
@@ -82,11 +83,11 @@ def _emptied_parameters_(network: nn.Module) -> nn.Module:
     return network
 
 
-def _require_size(architecture: Architecture, entry: catalog.Entry, path: str | Path, here: int) -> None:
+def _require_size(architecture: Architecture, entry: registry.Entry, path: str | Path, here: int) -> None:
     """Refuse a small file that names a huge network before its memory is taken; what can't be built on `meta` is fixed in size."""
     try:
         with torch.device("meta"):
-            network = catalog.build(entry, **architecture.arguments)
+            network = registry.build(entry, **architecture.arguments)
     except Exception:  # torchvision's regnets and detectors; a wrong argument is told by building it really
         return
     there = sum(parameter.numel() for parameter in network.parameters())

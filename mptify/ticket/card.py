@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mptify import catalog
+from mptify.models import registry
 from mptify.ticket.summary import Summary
 
 __all__ = ["hub_dataset", "model_card"]
@@ -30,7 +30,7 @@ def hub_dataset(source: Any) -> str | None:
 
 
 def _header(summary: Summary, license: str | None, dataset: str | None) -> list[str]:
-    task = "image-classification" if summary.architecture is None else catalog.hub_task(catalog.resolve(summary.architecture))
+    task = "image-classification" if summary.architecture is None else registry.hub_task(registry.resolve(summary.architecture))
     lines = ["---", *([f"license: {_yaml(license)}"] if license else []), "library_name: mptify"]
     lines += [f"pipeline_tag: {task}"] if task else []
     lines += ["tags:", *(f"- {tag}" for tag in ("mptify", "lottery-ticket", "binary-neural-network", "sparsity"))]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mptify.errors import TicketMismatch
-from mptify.functional import mask_entropy
+from mptify.nn.functional import mask_entropy
 from mptify.ticket import masks
-from mptify.ticket.format import Ticket, TicketLayer, coded_masks
+from mptify.ticket.codec import Ticket, TicketLayer, coded_masks
 
 __all__ = ["LayerOverlap", "LayerSummary", "Summary", "compare", "summarize"]
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 
 from mptify.errors import BadData, first_line, shown
 from mptify.training.items import as_array, checked_item, checked_labels, sizes
-from mptify.training.process import born_deaf, leave_stopping_to_the_search
+from mptify.training.signals import born_deaf, leave_stopping_to_the_search
 
 __all__ = [
     "Images", "as_images", "as_pair", "batches_of", "checked_pixels", "evaluation_batches", "first_images", "images_in_step", "mixed",

@@ -1,4 +1,4 @@
-"""Data sets of image files, read as `mptify.images` reads all pictures. Hidden folders and files are none of theirs.
+"""Data sets of image files, read as `mptify.training.images` reads all pictures. Hidden folders and files are none of theirs.
 
 The classes stand in a module of their own, since worker processes import them by name.
 """
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
 
-from mptify.images import read_image
+from mptify.training.images import read_image
 
 __all__ = ["Folder", "ReaderFiles"]
 

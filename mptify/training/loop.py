@@ -18,22 +18,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mptify.config import Recipe, SearchSpec, make_search_spec
 from mptify.errors import BadData, BadSpec, Disagreement, MptifyError, shown
-from mptify.recipe import Recipe, SearchSpec, make_search_spec, to_yaml
+from mptify.recipe_files import to_yaml
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
-from mptify.ticket.format import Architecture
-from mptify.ticket.store import ticket_of, write
-from mptify.training.accelerating import Whole, accelerator_for, flat, together
+from mptify.ticket.codec import Architecture
+from mptify.ticket.state import ticket_of, write
+from mptify.training.checkpoint import changing, fingerprint, optimizer_state, restore_optimizer_
 from mptify.training.data import Images, as_pair, batches_of, first_images, images_in_step, mixed, training_batches
+from mptify.training.diagnostics import Masks, constant_layers, require_agreement
+from mptify.training.distributed import Whole, accelerator_for, flat, together
 from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of, loss_of
-from mptify.training.health import Masks, constant_layers, require_agreement
-from mptify.training.optimizer import make_optimizer
-from mptify.training.process import keep_freed_memory, stoppable
-from mptify.training.run import Run
+from mptify.training.optim import make_optimizer
+from mptify.training.run_folder import Run
 from mptify.training.schedule import learning_rate, prune_share
-from mptify.training.start import architecture_named, prepared, require_fit
-from mptify.training.state import changing, fingerprint, optimizer_state, restore_optimizer_
+from mptify.training.setup import architecture_named, prepared, require_fit
+from mptify.training.signals import keep_freed_memory, stoppable
 
 __all__ = ["Result", "Watcher", "search", "steps_of"]
 

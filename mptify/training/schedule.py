@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mptify.recipe import SearchSpec
+from mptify.config import SearchSpec
 
 __all__ = ["learning_rate", "prune_share"]
 

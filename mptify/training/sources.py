@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, Subset
 
+from mptify.config import DataSpec
 from mptify.errors import BadData, first_line
-from mptify.images import plain, read_image
-from mptify.recipe import DataSpec
 from mptify.training.data import Images, checked_pixels, require_classes, sizes
+from mptify.training.images import plain, read_image
 
 __all__ = ["is_in_files", "load_data"]
 

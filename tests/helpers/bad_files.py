@@ -9,11 +9,12 @@ from PIL import Image
 from torch import nn
 
 import mptify
-from mptify import exporting
+from mptify.config import make_recipe
+from mptify.export import targets
 from mptify.models import conv2
-from mptify.recipe import make_recipe, to_yaml
+from mptify.recipe_files import to_yaml
 from mptify.runtime.library import library
-from mptify.ticket.store import write
+from mptify.ticket.state import write
 
 SMALL = {"in_chans": 1, "input_size": 8}
 NOTES = {
@@ -60,7 +61,7 @@ def make_files(folder):
     (folder / "text.ticket").write_text("hello")
     (folder / "empty.ticket").write_bytes(b"")
     if library is not None:
-        exporting.export(folder / "binary.ticket", "packed", folder / "good.packed")
+        targets.export(folder / "binary.ticket", "packed", folder / "good.packed")
         packed = (folder / "good.packed").read_bytes()
         (folder / "cut.packed").write_bytes(packed[:-100])
     (folder / "folder").mkdir()

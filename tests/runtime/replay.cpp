@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "../../mptify/runtime/packed.cpp"
+#include "../../mptify/runtime/csrc/packed.cpp"
 
 static int64_t number() {
   int64_t value = 0;

@@ -28,7 +28,7 @@ def refused(*arguments):
 @pytest.fixture
 def one_image(monkeypatch):
     """Without onnxruntime, whose export takes longer than all else."""
-    monkeypatch.setattr("mptify.inference._onnx_session", lambda *given: None)
+    monkeypatch.setattr("mptify.tools.bench_inference._onnx_session", lambda *given: None)
 
 
 def test_a_network_is_measured_step_by_step(one_image):
@@ -90,7 +90,7 @@ def test_onnxruntime_runs_the_dense_network():
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from mptify.inference import _onnx_session
+    from mptify.tools.bench_inference import _onnx_session
 
     network, image = conv2().eval(), torch.randn(1, 3, 32, 32)
     with TemporaryDirectory() as folder:

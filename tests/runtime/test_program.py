@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import mptify
-from mptify import catalog, exporting
 from mptify.errors import MptifyError
-from mptify.models import resnet18_cifar
-from mptify.runtime import compiler, packed_layers
+from mptify.export import targets
+from mptify.models import registry, resnet18_cifar
+from mptify.runtime import compiler, loading, packed_layers
 from mptify.runtime.bitsliced import BitslicedConv
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.joined import JoinedConv
@@ -25,7 +25,6 @@ from mptify.runtime.planes import Concat
 from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import find_joint_thresholds, find_real_thresholds, find_thresholds
 from mptify.runtime.windows import WindowConv, is_faster
-from mptify.ticket import loading
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, build
 from tests.surgery.test_zoo import flat
@@ -166,9 +165,9 @@ def test_a_classifier_that_reads_averages_is_packed_with_them(way, twice, packed
 
 @pytest.mark.parametrize("name", ["mptify:conv2", pytest.param("timm:test_vit", marks=pytest.mark.long)])
 def test_a_program_can_be_exported_saved_and_compiled(name, tmp_path):
-    entry = catalog.resolve(name)
-    network = catalog.build(entry)
-    x = exact(catalog.example_inputs(entry, network)[0])
+    entry = registry.resolve(name)
+    network = registry.build(entry)
+    x = exact(registry.example_inputs(entry, network)[0])
     ticketed = mptify.transform(network, bits="1/1", prune=0.9).eval()
     program = mptify.pack(ticketed, x)
     with torch.no_grad():
@@ -430,16 +429,16 @@ def test_parts_of_a_network_are_packed_and_the_network_stays_as_it_was():
 
 def test_a_detectors_file_becomes_a_program(tmp_path):
     name = "torchvision:ssdlite320_mobilenet_v3_large"
-    entry = catalog.resolve(name)
-    network = catalog.build(entry, num_classes=7)
+    entry = registry.resolve(name)
+    network = registry.build(entry, num_classes=7)
     mptify.save(mptify.transform(network, bits="1/1", prune=0.9).eval(), tmp_path / "a.ticket", name, arguments={"num_classes": 7})
     program = mptify.load(tmp_path / "a.ticket", runtime="packed")
-    x = [exact(one) for one in catalog.example_inputs(entry, network)[0]]
+    x = [exact(one) for one in registry.example_inputs(entry, network)[0]]
     with torch.no_grad():
         for ours, theirs in zip(flat(program(x)), flat(mptify.load(tmp_path / "a.ticket")(x)), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     with pytest.raises(MptifyError, match="does not take one image at a time"):
-        exporting.export(tmp_path / "a.ticket", "packed", tmp_path / "a.packed")
+        targets.export(tmp_path / "a.ticket", "packed", tmp_path / "a.packed")
 
 
 def test_what_cannot_be_packed_is_told():
@@ -523,8 +522,8 @@ def test_two_layers_added_are_one_kernel():
 
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:test_vit", "mptify:conv2"])
 def test_a_file_becomes_a_program_layer_by_layer(name, tmp_path, monkeypatch):
-    entry = catalog.resolve(name)
-    ticketed = mptify.transform(catalog.build(entry, num_classes=7), bits="1/1", prune=0.9).train()
+    entry = registry.resolve(name)
+    ticketed = mptify.transform(registry.build(entry, num_classes=7), bits="1/1", prune=0.9).train()
     x = torch.randn(4, 3, *{"torchvision": (64, 64), "timm": (160, 160), "mptify": (32, 32)}[entry.source])
     with torch.no_grad():
         ticketed(x)

@@ -8,7 +8,7 @@ from torch import nn
 
 import mptify
 from mptify.runtime.library import library
-from mptify.surgery.edit import _split_fused_norms_
+from mptify.surgery.edges import _split_fused_norms_
 from mptify.surgery.trace import trace
 
 FEATURE_NETWORKS = {

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import mptify
-from mptify import catalog
-from mptify.catalog import Entry, training_loss
+from mptify.models import registry
+from mptify.models.registry import Entry, training_loss
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, SLOW_TO_COMPILE, build
 from tests.surgery.test_zoo import agree, seeded
@@ -192,6 +192,6 @@ def saved(ticketed, path):
 @pytest.mark.parametrize("name", ["timm:test_resnet", "timm:test_vit", "torchvision:swin_t"])
 def test_torchscript_is_refused_with_a_pointer_to_export(name, bits):
     with torch.device("meta"):
-        ticketed = mptify.transform(catalog.build(catalog.resolve(name)), bits=bits)
+        ticketed = mptify.transform(registry.build(registry.resolve(name)), bits=bits)
     with pytest.raises(mptify.MptifyError, match=r"torch\.export\.export"):
         torch.jit.script(ticketed)

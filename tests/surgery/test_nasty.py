@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import mptify
-from mptify.catalog import training_loss
-from mptify.surgery.checks import bad_gradients, real_inputs, unnormalised_signs, wrongly_trainable
+from mptify.models.registry import training_loss
+from mptify.surgery.invariants import bad_gradients, real_inputs, unnormalised_signs, wrongly_trainable
 from tests.nets import NASTY, Attention, FunctionalEverything, Plain, TiedWeights, TrainOnlyBranch, UsedTwice, conv, images
 
 MODES = ["1/32", "1/1", "32/32", "32/1"]

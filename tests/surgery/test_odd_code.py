@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mptify
-from mptify.surgery.checks import real_inputs, unnormalised_signs
+from mptify.surgery.invariants import real_inputs, unnormalised_signs
 from tests.nets import Plain, conv, images
 
 

@@ -8,7 +8,7 @@ from timm.models.metaformer import StarReLU
 from torch import nn
 
 import mptify
-from mptify.surgery.checks import real_inputs
+from mptify.surgery.invariants import real_inputs
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, build
 

@@ -9,10 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mptify
-from mptify.catalog import training_loss
-from mptify.layers import Ticketed
-from mptify.surgery.checks import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
+from mptify.models.registry import training_loss
+from mptify.nn.layers import Ticketed
 from mptify.surgery.graphs import TicketGraph
+from mptify.surgery.invariants import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
 from mptify.surgery.trace import trace
 from mptify.surgery.weights import RECURRENT, UNTRACED_USE
 from tests.representatives import ENTRIES, build

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from mptify.errors import MptifyError
-from mptify.ticket import format as ticket_format
-from mptify.ticket.format import from_bytes, to_bytes
+from mptify.ticket import codec as ticket_format
+from mptify.ticket.codec import from_bytes, to_bytes
 from tests.ticket.test_format import TICKETS
 
 SECONDS, BYTES = 1.0, 200 << 20

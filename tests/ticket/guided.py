@@ -8,9 +8,9 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["mptify.ticket"]):
-    from mptify.ticket import format as ticket_format
+    from mptify.ticket import codec as ticket_format
     from mptify.ticket import masks
-    from mptify.ticket.format import from_bytes, to_bytes
+    from mptify.ticket.codec import from_bytes, to_bytes
 
 import numpy as np
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptify import randomness
+from mptify.config import make_spec
 from mptify.errors import BadSpec, DamagedTicket
-from mptify.spec import make_spec
-from mptify.ticket.format import Architecture, Ticket, TicketLayer, coded_masks, from_bytes, to_bytes
+from mptify.nn import init
+from mptify.ticket.codec import Architecture, Ticket, TicketLayer, coded_masks, from_bytes, to_bytes
 from tests.ticket import reader
 
 
@@ -62,7 +62,7 @@ def searched():
     ticket = small()
     layers = {}
     for name, one in (ticket.layers | {"wide": layer("wide", (3, 70_001), 0.5)}).items():
-        levels = np.concatenate(list(randomness.score_levels(7, name, one.mask.size)))
+        levels = np.concatenate(list(init.score_levels(7, name, one.mask.size)))
         noise = np.random.RandomState(3).random(one.mask.size) < 0.1
         layers[name] = dataclasses.replace(one, mask=((levels > 100) ^ noise).reshape(one.shape))
     return dataclasses.replace(ticket, layers=layers)

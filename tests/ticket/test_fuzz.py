@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mptify.errors import DamagedTicket
-from mptify.ticket.format import from_bytes
+from mptify.ticket.codec import from_bytes
 
 FOUND = Path(__file__).parent / "found"
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mptify import randomness
 from mptify.errors import DamagedTicket
-from mptify.functional import kept_count, mask_entropy
+from mptify.nn import init
+from mptify.nn.functional import kept_count, mask_entropy
 from mptify.ticket import masks
 
 SHAPES = [(1,), (7,), (64, 3, 7, 7), (10, 64), (32, 1, 3, 3), (16, 8, 3), (8, 4, 3, 3, 3), (300, 500)]
@@ -32,10 +32,10 @@ def there_and_back(mask, levels=None):
 def moved(shape, prune, noise, layer="conv"):
     """The mask of first scores to which noise was added, and the levels that they began with."""
     count = math.prod(shape)
-    scores = randomness.scores(0, layer, count, 1.0) + noise * np.random.default_rng(0).standard_normal(count)
+    scores = init.scores(0, layer, count, 1.0) + noise * np.random.default_rng(0).standard_normal(count)
     mask = np.zeros(count, bool)
     mask[np.argsort(-np.abs(scores), kind="stable")[: kept_count(count, prune)]] = True
-    return mask.reshape(shape), functools.partial(randomness.score_levels, 0, layer, count)
+    return mask.reshape(shape), functools.partial(init.score_levels, 0, layer, count)
 
 
 @given(hnp.arrays(bool, hnp.array_shapes(max_dims=5, max_side=12)))

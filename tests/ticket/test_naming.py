@@ -6,21 +6,20 @@ import torchvision
 from torch import nn
 
 import mptify
-from mptify import catalog
 from mptify.errors import TicketMismatch
-from mptify.models import conv2
+from mptify.models import conv2, registry
 from tests.nets import Plain
 
 
 def ticketed(name, bits="1/1", **arguments):
-    return mptify.transform(catalog.build(catalog.resolve(name), **arguments), bits=bits).eval()
+    return mptify.transform(registry.build(registry.resolve(name), **arguments), bits=bits).eval()
 
 
 def require_fit(model, name, **arguments):
     """As `save` does, for networks that are large to write."""
-    from mptify.ticket import naming
+    from mptify.ticket import architecture
 
-    naming.require_fit(model, naming.architecture_named(name, arguments))
+    architecture.require_fit(model, architecture.architecture_named(name, arguments))
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])

@@ -11,13 +11,14 @@ import torch
 from typer.testing import CliRunner
 
 import mptify
-from mptify import catalog, exporting
 from mptify.cli import app
 from mptify.errors import DamagedTicket, MptifyError, TicketMismatch
+from mptify.export import targets
+from mptify.models import registry
+from mptify.runtime import packed_file as packed_files
 from mptify.runtime import packed_layers
 from mptify.runtime.library import library
-from mptify.ticket import packed
-from mptify.ticket.format import as_json
+from mptify.ticket.codec import as_json
 from tests.runtime.test_program import require_same
 
 pytestmark = [
@@ -30,15 +31,15 @@ NETWORKS = ["mptify:conv2", "torchvision:resnet18", "torchvision:mobilenet_v2", 
 
 def packed_file(name, folder, **settings):
     """A ticket of a network whose norms have seen images, and the packed file of it."""
-    entry = catalog.resolve(name)
-    network = catalog.build(entry, num_classes=7)
+    entry = registry.resolve(name)
+    network = registry.build(entry, num_classes=7)
     ticketed = mptify.transform(network, bits="1/1", prune=0.9, **settings).train()
-    x = (catalog.example_inputs(entry, network)[0] * 8).round() / 8
+    x = (registry.example_inputs(entry, network)[0] * 8).round() / 8
     with torch.no_grad():
         ticketed(x)
     notes = {"labels": list("abcdefg"), "input": {"shape": list(x.shape[1:]), "mean": [0.5] * 3, "std": [0.25] * 3}}
     mptify.save(ticketed.eval(), folder / "a.ticket", name, arguments={"num_classes": 7}, notes=notes)
-    exporting.export(folder / "a.ticket", "packed", folder / "a.packed")
+    targets.export(folder / "a.ticket", "packed", folder / "a.packed")
     return folder / "a.packed", x[:2]
 
 
@@ -86,20 +87,20 @@ def test_any_flipped_bit_is_noticed(conv2, tmp_path):
         changed[random.randrange(len(data))] ^= 1 << random.randrange(8)
         (tmp_path / "a.packed").write_bytes(changed)
         with pytest.raises(MptifyError):
-            packed.program_in(packed.open_packed(tmp_path / "a.packed"))
+            packed_files.program_in(packed_files.open_packed(tmp_path / "a.packed"))
     for length in (0, 7, 8, 100, len(data) // 2, len(data) - 1):
         (tmp_path / "a.packed").write_bytes(data[:length])
         with pytest.raises(MptifyError):
-            packed.open_packed(tmp_path / "a.packed")
+            packed_files.open_packed(tmp_path / "a.packed")
 
 
 def rewritten(path, to, change):
     """A file with a right digest, whose description or tensors were changed."""
-    file = packed.open_packed(path)
+    file = packed_files.open_packed(path)
     description, tensors = json.loads(json.dumps(file.description)), {name: tensor.clone() for name, tensor in file.tensors.items()}
     change(description, tensors)
-    description["sha256"] = packed._digest(description, tensors)
-    to.write_bytes(safetensors.torch.save(tensors, {packed.KEY: as_json(description)}))
+    description["sha256"] = packed_files._digest(description, tensors)
+    to.write_bytes(safetensors.torch.save(tensors, {packed_files.KEY: as_json(description)}))
     return to
 
 
@@ -204,17 +205,17 @@ def test_wrong_uses_are_told(conv2, tmp_path):
     with pytest.raises(DamagedTicket, match="This is a packed file, not a ticket"):
         mptify.read(path)
     with pytest.raises(DamagedTicket, match="This is no packed file"):
-        packed.open_packed(path.with_name("a.ticket"))
+        packed_files.open_packed(path.with_name("a.ticket"))
     with pytest.raises(MptifyError, match="can't be read"):
-        packed.open_packed(tmp_path / "none")
-    mptify.save(mptify.transform(catalog.build(catalog.resolve("mptify:conv2")), bits="1/32"), tmp_path / "b.ticket", "mptify:conv2")
+        packed_files.open_packed(tmp_path / "none")
+    mptify.save(mptify.transform(registry.build(registry.resolve("mptify:conv2")), bits="1/32"), tmp_path / "b.ticket", "mptify:conv2")
     with pytest.raises(MptifyError, match="are for 1/1 tickets"):
-        exporting.export(tmp_path / "b.ticket", "packed", tmp_path / "b.packed")
+        targets.export(tmp_path / "b.ticket", "packed", tmp_path / "b.packed")
     assert not (tmp_path / "b.packed").exists()
 
 
 def test_without_a_compiler_it_is_told(conv2, monkeypatch):
-    monkeypatch.setattr(packed, "library", None)
+    monkeypatch.setattr(packed_files, "library", None)
     with pytest.raises(MptifyError, match="installed without a compiler"):
         mptify.load(conv2[0])
 

@@ -15,12 +15,13 @@ import torchvision
 from torch import nn
 
 import mptify
-from mptify import catalog, randomness
 from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
+from mptify.models import registry
+from mptify.nn import init
 from mptify.runtime.library import library
-from mptify.ticket import store
-from mptify.ticket.format import Architecture
-from mptify.ticket.naming import require_fit
+from mptify.ticket import state
+from mptify.ticket.architecture import require_fit
+from mptify.ticket.codec import Architecture
 from tests.nets import Attention, OneReluManyTimes, Plain, TiedWeights, images
 
 
@@ -93,16 +94,16 @@ def test_a_standalone_ticket_needs_no_generator(tmp_path, monkeypatch):
     def no_words(*_):
         raise AssertionError("drawn")
 
-    monkeypatch.setattr(randomness, "_words", no_words)
+    monkeypatch.setattr(init, "_words", no_words)
     assert torch.equal(mptify.load(tmp_path / "a.ticket", model=Plain())(images()), ticketed(images()))
 
 
 def test_loading_draws_no_magnitudes_and_no_scores(tmp_path, monkeypatch):
     ticketed = lived_in(Plain(), bits="1/32")
     mptify.save(ticketed, tmp_path / "a.ticket")
-    words = randomness._words
+    words = init._words
     purposes = []
-    monkeypatch.setattr(randomness, "_words", lambda *given: purposes.append(given[2]) or words(*given))
+    monkeypatch.setattr(init, "_words", lambda *given: purposes.append(given[2]) or words(*given))
     mptify.load(tmp_path / "a.ticket", model=Plain())
     assert set(purposes) == {"signs"}
 
@@ -150,9 +151,9 @@ def test_a_copy_of_a_loaded_model_is_the_same_to_the_bit(tmp_path):
 
 @pytest.mark.parametrize(("name", "bits"), [("torchvision:resnet18", "1/1"), ("timm:test_vit", "1/32")])
 def test_a_named_network_comes_back_in_a_new_process_whatever_the_defaults(name, bits, tmp_path):
-    from mptify import catalog
+    from mptify.models import registry
 
-    network = catalog.build(catalog.resolve(name), num_classes=7)
+    network = registry.build(registry.resolve(name), num_classes=7)
     x = torch.randn(2, 3, 160, 160, generator=torch.Generator().manual_seed(1))
     ticketed = mptify.transform(network, bits=bits, prune=0.8).train()
     ticketed(x)
@@ -213,15 +214,15 @@ def test_an_unknown_architecture_is_refused_when_saving(tmp_path):
 def test_no_name_in_a_file_makes_anything_run(name, tmp_path, monkeypatch):
     """Even where a file is signed: names are looked up in lists, and nowhere else."""
     ticket = mptify.ticket_of(lived_in(Plain()))
-    monkeypatch.setattr(catalog, "build", lambda *_, **__: pytest.fail("something was built"))
+    monkeypatch.setattr(registry, "build", lambda *_, **__: pytest.fail("something was built"))
     for source in ("timm", "torchvision", "mptify"):
-        changed = mptify.Ticket(ticket.spec, ticket.layers, ticket.floats, store.Architecture(source, name))
+        changed = mptify.Ticket(ticket.spec, ticket.layers, ticket.floats, state.Architecture(source, name))
         with pytest.raises(MptifyError):  # by the writer, or else by the reader
             _there_and_back(changed, tmp_path / "a.ticket")
 
 
 def _there_and_back(ticket, path):
-    store.write(ticket, path)
+    state.write(ticket, path)
     return mptify.load(path)
 
 
@@ -273,7 +274,7 @@ def test_a_deck_averages_its_members_chances():
     deck = mptify.Deck(models[0], tickets).eval()
     torch.testing.assert_close(deck(images()).exp(), expected)
     torch.testing.assert_close(deck(images()).exp(), expected)  # whatever was dealt last
-    assert deck.size == sum(len(store.to_bytes(ticket)) for ticket in tickets)
+    assert deck.size == sum(len(state.to_bytes(ticket)) for ticket in tickets)
     with pytest.raises(BadSpec, match="at least one"):
         mptify.Deck(models[0], [])
 
@@ -414,18 +415,18 @@ def test_the_model_passed_in_stays_as_it_is(tmp_path):
 )
 def test_a_builder_that_fails_is_told_in_one_sentence(name, arguments, tmp_path):
     source, _, model = name.partition(":")
-    ticket = mptify.ticket_of(lived_in(Plain()), architecture=store.Architecture(source, model, arguments))
-    store.write(ticket, tmp_path / "a.ticket")
+    ticket = mptify.ticket_of(lived_in(Plain()), architecture=state.Architecture(source, model, arguments))
+    state.write(ticket, tmp_path / "a.ticket")
     with pytest.raises(MptifyError):
         mptify.load(tmp_path / "a.ticket")
 
 
 def test_a_small_ticket_that_names_a_huge_network_is_refused_before_it_is_built(tmp_path, monkeypatch):
-    ticket = mptify.ticket_of(lived_in(Plain()), architecture=store.Architecture("timm", "vit_base_patch16_224", {"num_classes": 1 << 17}))
-    store.write(ticket, tmp_path / "a.ticket")
+    ticket = mptify.ticket_of(lived_in(Plain()), architecture=state.Architecture("timm", "vit_base_patch16_224", {"num_classes": 1 << 17}))
+    state.write(ticket, tmp_path / "a.ticket")
     devices = []
-    build = catalog.build
-    monkeypatch.setattr(catalog, "build", lambda *args, **kwargs: devices.append(torch.get_default_device()) or build(*args, **kwargs))
+    build = registry.build
+    monkeypatch.setattr(registry, "build", lambda *args, **kwargs: devices.append(torch.get_default_device()) or build(*args, **kwargs))
     with pytest.raises(TicketMismatch, match="not made from"):
         mptify.load(tmp_path / "a.ticket")
     assert devices == [torch.device("meta")]
@@ -460,12 +461,12 @@ def test_links_are_followed_and_what_is_no_file_is_left_alone(tmp_path):
 FILLER = """
 import resource, signal, sys
 from mptify.errors import MptifyError
-from mptify.ticket import store
+from mptify.ticket import state
 from tests.ticket.test_format import small
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    store.write(small(notes={"other": "x" * 200_000}), sys.argv[1])
+    state.write(small(notes={"other": "x" * 200_000}), sys.argv[1])
 except MptifyError as error:
     print(error)
 """
@@ -498,14 +499,14 @@ def test_a_disk_that_is_full_at_the_last_moment_leaves_the_old_file(tmp_path, mo
 
 SAVER = """
 import sys, torch, mptify
-from mptify.ticket import store
+from mptify.ticket import state
 from tests.ticket.test_format import small
 tickets = [small(), small(notes={"other": "x" * 200_000})]
-store.write(tickets[0], sys.argv[1])
+state.write(tickets[0], sys.argv[1])
 print("ready", flush=True)
 while True:
     for ticket in tickets:
-        store.write(ticket, sys.argv[1])
+        state.write(ticket, sys.argv[1])
 """
 
 
@@ -518,11 +519,11 @@ def test_a_saver_killed_at_any_moment_leaves_a_whole_file(tmp_path):
         process.stdout.readline()
         for _ in range(8):
             time.sleep(rng.random() / 50)
-            seen.add(store.read(path).digest)  # while it is being replaced
+            seen.add(state.read(path).digest)  # while it is being replaced
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        seen.add(store.read(path).digest)
+        seen.add(state.read(path).digest)
     assert len(seen) == 2
 
 
@@ -605,7 +606,7 @@ def test_a_deeper_network_is_another_one(bits, tmp_path):
     "name", ["timm:test_nfnet", "timm:beit_base_patch16_224", "torchvision:swin_t", "torchvision:fcn_resnet50", "mptify:conv4"]
 )
 def test_a_name_fits_the_network_that_it_builds(name, bits):
-    entry = catalog.resolve(name)
+    entry = registry.resolve(name)
     with torch.device("meta"):
-        ticketed = mptify.transform(catalog.build(entry), bits=bits)
+        ticketed = mptify.transform(registry.build(entry), bits=bits)
     require_fit(ticketed, Architecture(entry.source, entry.name, {}))

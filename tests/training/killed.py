@@ -15,12 +15,13 @@ import accelerate  # noqa: F401
 import matplotlib.figure  # noqa: F401
 import sklearn.datasets
 
-from mptify import catalog
-from mptify.recipe import find_recipe, make_recipe, with_settings
+from mptify.config import make_recipe
+from mptify.models import registry
+from mptify.recipe_files import find_recipe, with_settings
 from mptify.training import search
-from mptify.training.run import Run
+from mptify.training.run_folder import Run
+from mptify.training.setup import architecture_of, build_network
 from mptify.training.sources import load_data
-from mptify.training.start import architecture_of, build_network
 
 KILLS = 10
 CHANGES = [
@@ -41,7 +42,7 @@ sklearn.datasets.load_digits()  # here, and not in every life
 def life(folder, resume):
     recipe = make_recipe(with_settings(find_recipe("digits")[0], CHANGES))
     train, val = load_data(recipe.data)
-    built = architecture_of(catalog.resolve(recipe.model), train)
+    built = architecture_of(registry.resolve(recipe.model), train)
     search(build_network(built, recipe), train, val, recipe, out=folder, resume=resume, architecture=built)
 
 

@@ -21,10 +21,11 @@ import mptify
 from mptify.cli.console import Whole, print_facts
 from mptify.cli.inspect import _layer_table
 from mptify.cli.search import _next
+from mptify.config import make_recipe
 from mptify.errors import MptifyError
 from mptify.models import conv2
-from mptify.recipe import find_recipe, make_recipe
-from mptify.ticket.store import read_both
+from mptify.recipe_files import find_recipe
+from mptify.ticket.state import read_both
 from mptify.ticket.summary import summarize
 from mptify.training import sources
 from mptify.training.evaluation import Evaluation

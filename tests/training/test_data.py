@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
+from mptify.config import DataSpec
 from mptify.errors import BadData
-from mptify.recipe import DataSpec
 from mptify.training.data import as_images, as_pair, batches_of, evaluation_batches, training_batches
 from mptify.training.sources import load_data
 

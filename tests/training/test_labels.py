@@ -11,9 +11,9 @@ from PIL import Image
 
 import mptify
 from mptify.errors import BadData
-from mptify.page.findings import gather
-from mptify.page.judging import judge
-from mptify.ticket.store import write
+from mptify.report.collect import gather
+from mptify.report.confusion import judge
+from mptify.ticket.state import write
 from mptify.training.data import Images
 from mptify.training.labels import with_labels_of
 from tests.helpers.cli import run, works

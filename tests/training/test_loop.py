@@ -13,21 +13,21 @@ import torch
 from torch import nn
 
 import mptify
-from mptify import randomness
+from mptify.config import make_search_spec
 from mptify.errors import BadData, MptifyError, RunExists
 from mptify.models import conv2
-from mptify.recipe import make_search_spec
+from mptify.nn import init
 from mptify.surgery import ticket_layers
 from mptify.surgery.trainable import parameter_kinds
 from mptify.training import loop
+from mptify.training.checkpoint import optimizer_state, restore_optimizer_
 from mptify.training.data import Images, as_pair
+from mptify.training.diagnostics import Masks, constant_layers
 from mptify.training.evaluation import evaluate
-from mptify.training.health import Masks, constant_layers
-from mptify.training.optimizer import make_optimizer
-from mptify.training.run import Run
+from mptify.training.optim import make_optimizer
+from mptify.training.run_folder import Run
 from mptify.training.schedule import learning_rate, prune_share
 from mptify.training.sources import load_data
-from mptify.training.state import optimizer_state, restore_optimizer_
 
 FAST = {"epochs": 2, "batch": 32, "optimizer": "sgd", "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.6}}
 
@@ -46,7 +46,7 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def digits():
     """Some of them, to be quick."""
-    from mptify.recipe import DataSpec
+    from mptify.config import DataSpec
 
     return load_data(DataSpec(train_images=300, val_images=101, crop=1, flip=True))
 
@@ -124,12 +124,12 @@ def test_only_what_the_spec_names_changes(digits, ticket, kinds):
     assert {of[name] for name in changed} == kinds
     assert changed == {name for name, kind in of.items() if kind in kinds}
     for name, layer in ticket_layers(result.model).items():
-        expected = randomness.signs(0, name, layer.count).reshape(layer.frozen.shape)
+        expected = init.signs(0, name, layer.count).reshape(layer.frozen.shape)
         assert np.array_equal(np.signbit(layer.frozen.detach().numpy()), expected)
 
 
 def test_decay_is_for_the_kinds_that_the_recipe_names(digits):
-    from mptify.training.optimizer import make_optimizer
+    from mptify.training.optim import make_optimizer
 
     ticketed = mptify.transform(Net(), bits="1/32", prune=0.5, learn_bn=True, bias="learn")
     spec = make_search_spec({"weight_decay": 0.3, "decays": ["norm"]})

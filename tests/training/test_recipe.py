@@ -2,9 +2,9 @@
 
 import pytest
 
+from mptify.config import TicketSpec, baseline_of, make_recipe, make_spec
 from mptify.errors import BadSpec
-from mptify.recipe import baseline_of, find_recipe, make_recipe, recipe_names, to_yaml, with_settings
-from mptify.spec import TicketSpec, make_spec
+from mptify.recipe_files import find_recipe, recipe_names, to_yaml, with_settings
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import mptify
+from mptify.config import DataSpec
 from mptify.errors import MptifyError
-from mptify.recipe import DataSpec
 from mptify.training.loop import Watcher
 from mptify.training.sources import load_data
 

@@ -1,0 +1,354 @@
+"""Everything that a user can set: frozen, validated settings. Code below trusts them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mptify.errors import BadSpec
+
+__all__ = [
+    "DataSpec", "Recipe", "SearchSpec", "TicketSpec", "as_tuple", "baseline_of", "check_spec", "checked", "make_recipe", "make_search_spec",
+    "make_spec",
+]  # fmt: skip
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def as_tuple(value: Any) -> Any:
+    """One name says the same as a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
+Kind = Literal["scores", "norm", "bias", "other", "dense"]
+
+
+class TicketSpec(BaseModel):
+    """The settings of a ticket. `mptify.transform` takes each of them as a keyword."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bits: Literal["1/32", "1/1", "32/32", "32/1"] = Field(
+        "1/32", description="Bits per weight / bits per activation. 32-bit weights are edge-popup."
+    )
+    prune: Fraction = Field(0.5, description="The fraction of weights removed (the paper's P), at least 0 and below 1.")
+    prune_overrides: dict[str, Fraction] = Field(
+        default_factory=dict,
+        description="Other fractions for the layers that a pattern matches; later patterns win.",
+    )
+    scope: Literal["layer", "global"] = Field("layer", description="Prune each layer by its share, or all by one threshold.")
+    floor: Fraction = Field(0.01, description="With scope=global: the share of its weights that every layer keeps at least.")
+    score_grad: Literal["biprop", "alpha"] = Field("biprop", description="Scale of the scores' gradient: |W|, or the gain.")
+    init: Literal["kaiming_normal", "signed_constant", "keep"] = Field(
+        "kaiming_normal", description="Where the frozen weights come from; keep takes the model's own."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the frozen weights and of the first scores.")
+    bias: Literal["drop", "learn"] = Field("drop", description="Biases of converted layers: dropped, as in Algorithm 1, or learned.")
+    learn_bn: bool = Field(False, description="Learn the norms' weight and bias (the paper's +BN); else they stay at 1 and 0.")
+    other: Literal["learn", "freeze"] = Field(
+        "learn", description="Parameters that no mask covers: position embeddings, class tokens, layer scale."
+    )
+    bn: Literal["keep", "insert"] = Field(
+        "keep", description="With 32-bit activations: insert puts a BatchNorm before each activation that lacks one."
+    )
+    residual: Literal["binary", "real"] = Field("binary", description="With 1-bit activations: shortcuts carry ±1, or real values.")
+    sign_width: float = Field(1.0, gt=0, allow_inf_nan=False, description="Width t of the estimator behind each sign.")
+    include: Patterns = Field((), description="Convert only the layers that one of these patterns matches.")
+    exclude: Patterns = Field((), description="Leave the layers dense that one of these patterns matches.")
+    dense: Annotated[tuple[Literal["first", "last", "depthwise"], ...], BeforeValidator(as_tuple)] = Field(
+        (), description="Kinds of layers to leave dense."
+    )
+    strict: bool = Field(False, description="Raise where a conv or linear weight could not be converted.")
+
+    @property
+    def weight_bits(self) -> int:
+        return int(self.bits.split("/")[0])
+
+    @property
+    def activation_bits(self) -> int:
+        return int(self.bits.split("/")[1])
+
+    def prune_of(self, layer: str) -> float:
+        """The fraction removed from the layer of this name."""
+        prune = self.prune
+        for pattern, override in self.prune_overrides.items():
+            if fnmatchcase(layer, pattern):
+                prune = override
+        return prune
+
+
+def _pruned(value: Any) -> Any:
+    """A search prunes 80 % unless told otherwise."""
+    return {"prune": 0.8, **(value or {})} if value is None or isinstance(value, dict) else value
+
+
+def _sourced(value: Any) -> Any:
+    """`data: digits` says the same as `data: {source: digits}`."""
+    return {"source": value} if isinstance(value, str) else value
+
+
+def _wanted(value: Any) -> Any:
+    return {True: {}, False: None}.get(value, value) if isinstance(value, bool) else value
+
+
+def _no(value: Any) -> Any:
+    """YAML reads `precision: no` as false."""
+    return "no" if value is False else value
+
+
+class SearchSpec(BaseModel):
+    """How a ticket is searched. `mptify.search` takes these, and a recipe adds a model and data."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    method: Literal["biprop", "edgepopup", "dense"] = Field(
+        "biprop", description="biprop: 1-bit weights; edgepopup: 32-bit frozen weights; dense: the weights themselves are trained."
+    )
+    ticket: Annotated[TicketSpec, BeforeValidator(_pruned)] = Field({}, validate_default=True, description="The settings of the ticket.")
+    epochs: int = Field(10, ge=1, description="Passes over the training data.")
+    batch: int = Field(64, ge=2, description="Images per step, over all processes.")
+    accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="What changes the scores.")
+    lr: float = Field(
+        0.01,
+        gt=0,
+        description="The largest learning rate. Unless given: 0.01 for Adam, 0.03 in 1/1, 0.1 for SGD; of dense training 0.001 and 0.05.",
+    )
+    relative: bool = Field(
+        True, description="With Adam: count lr in sizes of each layer's first scores, so that all layers move alike; else as it is."
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD; the first beta of Adam.")
+    nesterov: bool = Field(False, description="Nesterov's momentum, for SGD.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of the kinds of parameters under `decays`.")
+    decays: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = Field(
+        ("scores", "dense", "other"), description="Which parameters decay: scores, norm, bias, other, dense."
+    )
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="What the learning rate does after the warm-up.")
+    warmup: float = Field(0.5, ge=0, description="Epochs in which the learning rate rises from 0.")
+    prune_ramp: float = Field(0.0, ge=0, description="Epochs in which the pruned fraction rises to its value, along a cubic curve.")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of a label that is spread over all classes.")
+    clip: float | None = Field(None, gt=0, description="Largest norm of the gradient of all parameters; larger ones are scaled down.")
+    ema: float | None = Field(None, gt=0, lt=1, description="Decay of a running mean of the scores, which tickets are then cut from.")
+    precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_no)] = Field("no", description="Mixed precision, by Accelerate.")
+    compile: bool = Field(False, description="Run the network through torch.compile.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the order of images, of augmentation and of dropout.")
+    checkpoint_minutes: float = Field(5.0, gt=0, description="Minutes between checkpoints within an epoch.")
+    checkpoint_steps: int | None = Field(None, ge=1, description="Steps between checkpoints within an epoch, instead of minutes.")
+    trackers: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
+        (), description="Accelerate's trackers to log to: tensorboard, wandb, ..."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_lr(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("lr") is not None:
+            return given
+        ticket = given.get("ticket")
+        bits = ticket.get("bits") if isinstance(ticket, dict) else getattr(ticket, "bits", None)
+        if given.get("method") == "dense":
+            return given | {"lr": 0.05 if given.get("optimizer") == "sgd" else 0.001}
+        if given.get("optimizer") == "sgd":
+            return given | {"lr": 0.1}
+        return given | {"lr": 0.03 if str(bits).endswith("/1") else 0.01}
+
+    @property
+    def spec(self) -> TicketSpec:
+        """The ticket's settings, with the method's bits per weight."""
+        if self.method != "edgepopup":
+            return self.ticket
+        return self.ticket.model_copy(update={"bits": f"32/{self.ticket.activation_bits}"})
+
+
+class DataSpec(BaseModel):
+    """Which images, and what happens to them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    source: str = Field(
+        "digits",
+        description="digits, arrays:FILE.npz, cifar10[:FOLDER], cifar100[:FOLDER], imagefolder:FOLDER, imagenet:FOLDER, timm:NAME:FOLDER.",
+    )
+    train_images: int | None = Field(
+        None, ge=1, description="Use only so many training images: the first ones in memory, any from folders."
+    )
+    val_images: int | None = Field(None, ge=1, description="Use only so many validation images, chosen likewise.")
+    holdout: int | None = Field(
+        None,
+        ge=1,
+        description="Validate on so many training images instead, not trained on then: settings can be chosen without the others.",
+    )
+    crop: int = Field(0, ge=0, description="Pixels by which images in memory are shifted at random; what comes in at a border is mirrored.")
+    flip: bool = Field(False, description="Flip half of the training images.")
+    size: int | None = Field(None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given.")
+    workers: int = Field(4, ge=0, description="Processes that read images from folders; not more than there are CPUs.")
+
+
+class Recipe(SearchSpec):
+    """A search from nothing: which network, on which data, how."""
+
+    model: str = Field(
+        "mptify:conv2", description="The network: mptify:conv4, mptify:conv4_x0.5 (half as wide), timm:resnet18, torchvision:vgg16, ..."
+    )
+    data: Annotated[DataSpec, BeforeValidator(_sourced)] = Field(
+        {}, validate_default=True, description="Which images, and what happens to them."
+    )
+    baseline: Annotated[dict[str, Any] | None, BeforeValidator(_wanted)] = Field(
+        None, description="If given, dense training is run beside the search, with these settings in place of the recipe's."
+    )
+    start: str | None = Field(None, description="A ticket file to begin with: its survivors, and what else it learned.")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="Threads of `mptify search`, on which a run's last bits depend; `--threads` counts more. Else torch decides.",
+    )
+    about: dict[str, Any] = Field(default_factory=dict, description="What the recipe reproduces; nothing depends on it.")
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def make_spec(settings: TicketSpec | Mapping[str, Any]) -> TicketSpec:
+    """Check settings once, where they enter; raises `BadSpec` with one sentence that names the setting."""
+    if isinstance(settings, TicketSpec):
+        return settings
+    return check_spec(checked(TicketSpec, settings))
+
+
+def checked(model: type[Settings], settings: Mapping[str, Any]) -> Settings:
+    """Settings of any kind, or `BadSpec` with one sentence that names the first wrong one."""
+    try:
+        return model(**settings)
+    except TypeError:  # what ** says of a mapping whose keys are no names
+        raise BadSpec(f"Settings have names, and {next(key for key in settings if not isinstance(key, str))!r} is none.") from None
+    except ValidationError as error:
+        raise BadSpec(_sentence(error, model)) from None
+
+
+def check_spec(spec: TicketSpec) -> TicketSpec:
+    """What no single setting can know of the others."""
+    if spec.bn == "insert" and spec.activation_bits == 1:
+        raise BadSpec(f"bn='insert' is for 32-bit activations; with bits={spec.bits!r} every sign has its BatchNorm: set bn='keep'.")
+    if spec.prune_overrides and spec.scope == "global":
+        raise BadSpec("prune_overrides are for scope='layer'; with scope='global' one threshold decides for all layers.")
+    return spec
+
+
+def make_search_spec(settings: SearchSpec | Mapping[str, Any] | None) -> SearchSpec:
+    """Check settings of a search once, where they enter."""
+    return _consistent(settings if isinstance(settings, SearchSpec) else checked(SearchSpec, settings or {}))
+
+
+def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
+    """A checked recipe; errors name `origin`, the file that the settings came from."""
+    try:
+        recipe = checked(Recipe, settings)
+        _consistent(recipe)
+        if recipe.baseline is not None:
+            unknown = set(recipe.baseline) & {"method", "ticket", "data", "model", "baseline", "start", "threads"}
+            if unknown:
+                raise BadSpec(f"baseline.{sorted(unknown)[0]}: a baseline shares this with its search.")
+            try:
+                _consistent(baseline_of(recipe))
+            except BadSpec as error:
+                raise BadSpec(f"baseline: {error}") from None
+    except BadSpec as error:
+        raise BadSpec(f"{origin}: {error}" if origin else str(error)) from None
+    return recipe
+
+
+def baseline_of(recipe: Recipe) -> Recipe:
+    """The dense training that a search is compared with, at a learning rate that suits weights."""
+    changes = {"lr": None, **(recipe.baseline or {}), "method": "dense", "baseline": None, "start": None}
+    return checked(Recipe, recipe.model_dump(mode="json") | changes)
+
+
+def _consistent(spec: SearchSpec) -> Any:
+    check_spec(spec.ticket)
+    if spec.method == "biprop" and spec.ticket.weight_bits == 32:
+        raise BadSpec(f"ticket.bits={spec.ticket.bits!r}: 32-bit weights are edge-popup; set method: edgepopup.")
+    if spec.nesterov and (spec.optimizer != "sgd" or not spec.momentum):
+        raise BadSpec("nesterov=True: Nesterov's momentum is for optimizer: sgd with a momentum above 0.")
+    for key in ("warmup", "prune_ramp"):
+        if getattr(spec, key) > spec.epochs:
+            raise BadSpec(f"{key}={getattr(spec, key)}: the search has only {spec.epochs} epochs.")
+    if spec.compile and spec.prune_ramp:
+        raise BadSpec("prune_ramp: with compile, every step of the ramp would be compiled anew; leave one of them out.")
+    if spec.accumulate > spec.batch // 2:
+        raise BadSpec(f"accumulate={spec.accumulate}: a batch of {spec.batch} can't be run in so many parts of at least 2 images.")
+    return spec
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def _settings_of(kind: Any) -> Any:
+    """The settings in a section; none if it is no section."""
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ()
+
+
+_OTHER_NAMES = {
+    "lr": ("learning_rate", "learningrate", "max_lr", "base_lr", "initial_lr", "eta"),
+    "batch": ("batch_size", "batchsize", "train_batch_size", "bs", "images_per_step"),
+    "epochs": ("epoch", "num_epochs", "n_epochs", "max_epochs", "num_train_epochs"),
+    "weight_decay": ("wd", "weight_decay", "l2"),
+    "optimizer": ("optim", "opt", "optimiser"),
+    "schedule": ("scheduler", "lr_scheduler", "lr_schedule", "sched"),
+    "warmup": ("warmup_epochs", "warm_up"),
+    "accumulate": ("grad_accum", "gradient_accumulation", "gradient_accumulation_steps", "accumulation_steps"),
+    "clip": ("grad_clip", "clip_grad", "max_grad_norm", "gradient_clip", "gradient_clip_val"),
+    "label_smoothing": ("smoothing",),
+    "precision": ("amp", "mixed_precision", "fp16", "bf16"),
+    "momentum": ("beta1",),
+    "ema": ("ema_decay", "model_ema"),
+    "model": ("network", "arch", "architecture", "backbone"),
+    "data": ("dataset",),
+    "source": ("path", "root", "folder", "dataset"),
+    "workers": ("num_workers", "n_workers"),
+    "size": ("image_size", "img_size", "input_size", "resolution"),
+    "prune": ("prune_rate", "pruning_rate", "prune_ratio", "pruning", "sparsity", "prune_fraction"),
+    "bits": ("precision_bits", "bit", "quantization", "weight_bits", "activation_bits"),
+    "exclude": ("ignore", "skip"),
+    "seed": ("random_seed", "random_state", "manual_seed"),
+    "learn_bn": ("learn_norm", "train_bn", "bn_learn"),
+    "threads": ("num_threads",),
+}
+
+
+def _usual_name(name: str, model: type[BaseModel]) -> list[str]:
+    """What other programs call so, here or in a section below; empty where nothing is."""
+    plain = name.lower().replace("-", "_")
+    for ours in [plain, *(ours for ours, others in _OTHER_NAMES.items() if plain in others)]:
+        if ours in model.model_fields:
+            return [ours]
+        inside = [f"{section}.{ours}" for section, field in model.model_fields.items() if ours in _settings_of(field.annotation)]
+        if inside:
+            return inside[:1]
+    return []
+
+
+def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    for part in path[:-1]:  # into the section that the wrong setting is in
+        inner: Any = model.model_fields[part].annotation if part in model.model_fields else None
+        if _settings_of(inner):
+            model, path = inner, path[1:]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        before = name[: len(name) - len(path[0])]
+        inside = [f"{section}.{path[0]}" for section, field in model.model_fields.items() if path[0] in _settings_of(field.annotation)]
+        near = inside or _usual_name(path[0], model) or difflib.get_close_matches(path[0], model.model_fields, n=1)
+        hint = f"; did you mean {before + near[0]!r}?" if near else f"; the settings there are {', '.join(model.model_fields)}."
+        return f"There is no setting {name!r}{hint}"
+    if first["type"] == "missing":
+        return f"{name} is missing. {model.model_fields[path[0]].description or ''}".strip()
+    reason = first["msg"].replace("Input should be", "should be").removeprefix("Value error, ")
+    description = model.model_fields[path[0]].description if path and path[0] in model.model_fields else ""
+    return f"{name}={first['input']!r}: {reason}." + (f" What it sets: {description}" if description else "")

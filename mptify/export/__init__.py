@@ -1,0 +1,1 @@
+"""Files for other runtimes: ONNX, dense state dicts, packed programs."""

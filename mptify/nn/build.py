@@ -1,0 +1,76 @@
+"""Builds the C++ libraries while mptify is installed; without a compiler the install goes on, and torch does the work."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+SOURCES = ("nn/csrc/ticket.cpp", "runtime/csrc/packed.cpp")  # in the package; a library lies beside its source
+FLAGS = [
+    "-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=off",  # a product is rounded before something is added to it, as torch does it
+    "-Wno-psabi", "-Wno-unknown-pragmas",
+]  # fmt: skip
+
+
+def library_of(source: Path) -> Path:
+    return source.with_name(f"_{source.stem}.{'dll' if sys.platform == 'win32' else 'so'}")
+
+
+def open_library(source: Path, edition_of: str, edition: int) -> ctypes.CDLL | None:
+    """The library of a source, if it was built, and from this edition of it."""
+    try:
+        found = ctypes.CDLL(str(library_of(source)))
+        return found if getattr(found, edition_of)() == edition else None
+    except (OSError, AttributeError):
+        return None
+
+
+def build(source: Path) -> Path | None:
+    """Compile a source beside itself; None where no compiler could."""
+    given = os.environ.get("CXX")
+    compilers = [shlex.split(given)] if given else [[name] for name in ("c++", "g++", "clang++") if shutil.which(name)]
+    target = library_of(source)
+    scratch = target.with_name(f"{target.name}.{os.getpid()}.new")
+    try:
+        for compiler in compilers:
+            for extra in ([], ["-DMPTIFY_ONE_CPU"]):
+                command = [*compiler, *FLAGS, *extra, str(source), "-o", str(scratch)]
+                try:
+                    done = subprocess.run(command, capture_output=True, check=False)
+                except OSError:
+                    break
+                if done.returncode == 0:
+                    scratch.replace(target)
+                    return target
+    finally:
+        scratch.unlink(missing_ok=True)
+    return None
+
+
+def get_build_hook() -> Any:
+    """Hatch's way in; hatchling is there while a wheel is built, and only then."""
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+    class NativeBuildHook(BuildHookInterface):
+        def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+            if self.target_name != "wheel":
+                return
+            package = Path(self.root) / "mptify"
+            libraries = [library for library in (build(package / source) for source in SOURCES) if library]
+            if not libraries:
+                self.app.display_warning("No C++ compiler was found: searches will be slower, and tickets run as float32 networks only.")
+                return
+            build_data["artifacts"] += [library.relative_to(self.root).as_posix() for library in libraries]
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"  # any Python can load it
+
+    return NativeBuildHook

@@ -1,0 +1,111 @@
+"""The passes of a search step in C++, called through ctypes.
+
+The library is built when mptify is installed. Where there was no compiler, `library` is None and torch does the work, with
+the same masks and, to the last bit or so, the same numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mptify.nn.build import open_library
+
+__all__ = ["NO_HINT", "Hint", "can_choose", "can_map", "choose", "library", "pull", "pull_sign", "sign"]
+
+_EDITION = 1
+_KINDS = {True: 0, False: 1, "weights": 2}  # gain · M ⊙ B, M ⊙ B, M ⊙ W
+_LEAST_REACH = 1 << 13  # in units of the last place: a change by 0.1 %, which holds a thousandth of the scores
+
+
+class Hint(NamedTuple):
+    """Where the last threshold was, and how far around it to look for the next, both in float32's bits."""
+
+    threshold: int
+    reach: int
+
+
+NO_HINT = Hint(0, 0)
+
+
+def _load() -> ctypes.CDLL | None:
+    found = open_library(Path(__file__).with_name("csrc") / "ticket.cpp", "mptify_edition", _EDITION)
+    if found is None:
+        return None
+    address, count, number, bits = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint32
+    found.mptify_select.restype = bits
+    found.mptify_select.argtypes = [address] * 3 + [count, count, number, bits, bits, number, ctypes.POINTER(ctypes.c_float)]
+    for function in (found.mptify_pull, found.mptify_sign, found.mptify_pull_sign):
+        function.restype = None
+    found.mptify_sign.argtypes = [address] * 2 + [count, number]
+    found.mptify_pull_sign.argtypes = [address] * 3 + [count, ctypes.c_float, number]
+    found.mptify_pull.argtypes = [address] * 4 + [count, ctypes.c_float, number, number]
+    return found
+
+
+library = _load()
+
+
+def can_choose(values: Tensor, weight: Tensor) -> bool:
+    """Whether the library can work on these: on a CPU, in float32, with nothing between the numbers."""
+    return (
+        library is not None
+        and not torch.compiler.is_compiling()
+        and type(values) in (Tensor, torch.nn.Parameter)
+        and all(one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous() for one in (values, weight))
+        and values.shape == weight.shape
+        and 0 < values.numel() < 2**31
+    )
+
+
+def can_map(*values: Tensor) -> bool:
+    """Whether the library can go through these side by side: as `can_choose`, but in any order that they share."""
+    return (
+        library is not None
+        and not torch.compiler.is_compiling()
+        and all(type(one) is Tensor and one.device.type == "cpu" and one.dtype == torch.float32 for one in values)
+        and all(one.stride() == values[0].stride() and one.shape == values[0].shape for one in values)
+        and torch.ops.aten.is_non_overlapping_and_dense(values[0])
+    )
+
+
+def choose(scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | str, hint: Hint) -> tuple[float, Hint]:
+    """Write the effective weight into `out`; returns the gain, and a hint for the next time."""
+    assert library is not None
+    gain = ctypes.c_float()
+    threshold = library.mptify_select(
+        scores.data_ptr(), weight.data_ptr(), out.data_ptr(), scores.numel(), kept, _KINDS[kind], *hint, torch.get_num_threads(), gain
+    )
+    torch.autograd.graph.increment_version(out)
+    moved = abs(threshold - hint.threshold) if hint.threshold else 0
+    return gain.value, Hint(threshold, min(max(4 * moved, hint.reach // 2, _LEAST_REACH), 1 << 18))
+
+
+def pull(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -> Tensor:
+    """grad ⊙ weight ⊙ sgn(scores) · by, or with `signs` the weight's signs in place of the weight."""
+    assert library is not None
+    out = torch.empty_like(scores)  # strides of dimensions of size 1 as they are there: DistributedDataParallel compares them
+    library.mptify_pull(
+        grad.data_ptr(), weight.data_ptr(), scores.data_ptr(), out.data_ptr(), grad.numel(), by, signs, torch.get_num_threads()
+    )
+    return out
+
+
+def sign(x: Tensor) -> Tensor:
+    """-1 where `x < 0`, and +1 elsewhere."""
+    assert library is not None
+    out = torch.empty_like(x)
+    library.mptify_sign(x.data_ptr(), out.data_ptr(), x.numel(), torch.get_num_threads())
+    return out
+
+
+def pull_sign(grad: Tensor, x: Tensor, width: float) -> Tensor:
+    """The gradient of a sign's spline: grad · max(0, 2/t · (1 - |x|/t))."""
+    assert library is not None
+    out = torch.empty_like(x)
+    library.mptify_pull_sign(grad.data_ptr(), x.data_ptr(), out.data_ptr(), x.numel(), width, torch.get_num_threads())
+    return out

@@ -1,0 +1,136 @@
+"""Recipes as YAML files, and changes to single settings of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mptify.config import SearchSpec
+from mptify.errors import BadSpec
+
+__all__ = ["find_recipe", "parse_changes", "recipe_folder", "recipe_names", "recipe_text", "to_yaml", "with_setting", "with_settings"]
+
+
+def recipe_folder() -> Path:
+    """Where the recipes that come with mptify are."""
+    here = Path(__file__).parent
+    installed = here / "recipes"
+    return installed if installed.is_dir() else here.parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with mptify."""
+    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+
+
+def recipe_text(name: str) -> str:
+    """A recipe as it is written, comments and all: a file's, or that of one that comes with mptify."""
+    path = Path(name)
+    if not path.is_file():
+        if path.suffix in (".yaml", ".yml") or path.parent != Path():
+            raise BadSpec(f"{name}: there is no such file.")
+        path = recipe_folder() / f"{name}.yaml"
+    if not path.is_file():
+        near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else "`mptify recipes` lists them."
+        raise BadSpec(f"There is no recipe {name!r}; {hint}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadSpec(f"{name}: this is no YAML.") from None
+
+
+def find_recipe(name: str) -> tuple[dict[str, Any], str]:
+    """Raw settings from a file, or from a recipe that comes with mptify; and what to call it in errors."""
+    text = recipe_text(name)
+    try:
+        settings = yaml.load(text, _OnceOnly)
+    except yaml.YAMLError as error:
+        where = f" (line {error.problem_mark.line + 1})" if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else ""
+        raise BadSpec(f"{name}: this is no YAML{where}.") from None
+    except BadSpec as error:
+        raise BadSpec(f"{name}: {error}") from None
+    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
+        raise BadSpec(f"{name}: a recipe is a list of `key: value` lines.")
+    return settings, name
+
+
+class _OnceOnly(yaml.SafeLoader):
+    """YAML in which no key comes twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise BadSpec(f"{key} is set twice, the second time in line {node.value[number][0].start_mark.line + 1}.")
+        return super().construct_mapping(node, deep)
+
+
+def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """Raw settings with `key=value` changes; `ticket.prune=0.9` reaches into a section."""
+    changed = dict(settings)
+    for key, value in parse_changes(changes).items():
+        try:
+            changed = with_setting(changed, key, value)
+        except BadSpec as error:
+            raise BadSpec(f"--set {error}") from None
+    return changed
+
+
+def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
+    """`key=value` texts as keys and values."""
+    parsed = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip() or not text.strip():
+            raise BadSpec(f"--set {change!r}: write key=value, for instance lr=0.05 or ticket.prune=0.9.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        parsed[key.strip()] = _number(value)
+    return parsed
+
+
+def with_setting(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Raw settings with one changed; what was given stays as it is."""
+    changed = dict(settings)
+    sections, last = _path(key)
+    inside = changed
+    for section in sections:
+        inner = inside.get(section)
+        inner = {"source": inner} if section == "data" and isinstance(inner, str) else inner
+        if inner is not None and not isinstance(inner, dict):
+            raise BadSpec(f"{key}={value!r}: {section} is no section.")
+        inside[section] = dict(inner or {})
+        inside = inside[section]
+    inside[last] = value
+    return changed
+
+
+def _path(key: str) -> tuple[list[str], str]:
+    """The sections that a key lies in, and its name there; layers' names have dots of their own."""
+    before, overrides, layer = key.partition(".prune_overrides.")
+    if overrides:
+        return [*before.split("."), "prune_overrides"], layer
+    *sections, last = key.split(".")
+    return sections, last
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 1e-4 for text, since it lacks a dot."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def to_yaml(recipe: SearchSpec) -> str:
+    """All settings, the default ones too."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,90 @@
+"""The commands that lead to a ticket once more: what differs from the defaults, spelt out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from mptify.config import Recipe, TicketSpec, make_recipe
+from mptify.recipe_files import with_settings
+from mptify.ticket.codec import Ticket
+
+__all__ = ["convert_command", "quoted", "search_command"]
+
+_FLAGS = ("learn_bn", "strict")
+_REPEATED = ("include", "exclude", "dense")
+
+
+def search_command(recipe: Recipe, out: Path) -> str:
+    """`mptify search ...` for this recipe, whole: it needs no file but those that the recipe names."""
+    settings = recipe.model_dump(mode="json")
+    base: dict[str, Any] = {"model": recipe.model, "data": {"source": recipe.data.source}}
+    usual = make_recipe(base).model_dump(mode="json")
+    decisive = {"method": recipe.method, "optimizer": recipe.optimizer, "ticket": {"bits": recipe.ticket.bits}}
+    usual["lr"] = make_recipe(base | decisive).lr  # which depends on these
+    words = ["search", recipe.model, "--data", recipe.data.source]
+    changes = []
+    for key, value in settings.items():
+        if key in ("ticket", "data"):
+            changes += [f"{key}.{name}={_value(inner)}" for name, inner in value.items() if inner != usual[key][name]]
+        elif key not in ("about", "model", "baseline") and value != usual[key]:
+            changes.append(f"{key}={_value(value)}")
+    if recipe.baseline:
+        changes.append(f"baseline={_value(recipe.baseline)}")
+    elif recipe.baseline is not None:
+        words.append("--baseline")
+    for change in changes:
+        words += ["--set", change]
+    return quoted(*words, "--out", out)
+
+
+def convert_command(ticket: Ticket, out: Path) -> str | None:
+    """`mptify convert ...` for a ticket of a named network that nobody searched; None where no registry knows the network."""
+    built, spec = ticket.architecture, ticket.spec
+    if built is None:
+        return None
+    words: list[Any] = ["convert", str(built), "--bits", spec.bits, "--prune", f"{spec.prune:.15g}"]
+    usual = TicketSpec.model_validate({})
+    for name, value in spec:
+        option = f"--{name.replace('_', '-')}"
+        if name in ("bits", "prune") or value == getattr(usual, name):
+            continue
+        if name == "prune_overrides":
+            words += [word for pattern, share in value.items() for word in ("--prune-at", f"{pattern}={share:.15g}")]
+        elif name in _REPEATED:
+            words += [word for one in value for word in (option, one)]
+        else:
+            words += [option] if name in _FLAGS else [option, value]
+    for name, value in built.arguments.items():
+        words += [f"--{name.replace('_', '-')}", value]
+    if spec.init != "keep" and any(layer.signs is not None or layer.values is not None for layer in ticket.layers.values()):
+        words.append("--standalone")
+    if any(value.dtype == np.float16 for value in ticket.floats.values()):
+        words.append("--float16")
+    return quoted(*words, "--out", out)
+
+
+def quoted(*words: Any) -> str:
+    """A command of mptify's as a shell takes it, an option to a line where there are many."""
+    text = [shlex.quote(str(word)) for word in words]
+    options = [place for place, word in enumerate(text) if word.startswith("--")]
+    if len(options) <= 2:
+        return " ".join(["mptify", *text])
+    edges = [*options, len(text)]
+    lines = [" ".join(text[start:end]) for start, end in itertools.pairwise(edges)]
+    return " \\\n    ".join(["mptify " + " ".join(text[: options[0]]), *lines])
+
+
+def _value(value: Any) -> str:
+    """As `--set` reads it: plain where that says the same, else as JSON, which is YAML too."""
+    text = str(value)
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool) and with_settings({}, [f"value={text}"])["value"] == value:
+        return text
+    said = json.dumps(value, ensure_ascii=False)
+    return said if yaml.safe_load(said) == value else json.dumps(value)

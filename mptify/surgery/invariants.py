@@ -1,0 +1,211 @@
+"""The invariants of the design (section 4), checked on a ticket model from the outside.
+
+Nothing here asks the plan: graphs are walked and forward passes watched on their own account.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from mptify.nn.applying import CONTRACTIONS, PRODUCTS, EscapedWeight
+from mptify.nn.layers import Ticketed
+from mptify.nn.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
+from mptify.surgery import ticket_layers
+from mptify.surgery.graphs import TicketGraph
+from mptify.surgery.layer_registry import target_name
+from mptify.surgery.plan import plan_of
+from mptify.surgery.trainable import parameter_kinds
+
+__all__ = ["bad_gradients", "lost_layers", "real_inputs", "unnormalised_signs", "watch_inputs", "wrongly_trainable"]
+
+_TRANSPARENT_MODULES = (
+    nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.Flatten, nn.Upsample, nn.PixelShuffle,
+    nn.ChannelShuffle,
+)  # fmt: skip
+
+
+def unnormalised_signs(model: nn.Module) -> list[str]:
+    """I2: the signs that are fed by something else than a batch-normalised value."""
+    bad = []
+    in_graphs: set[int] = set()
+    for path, part in model.named_modules():
+        if isinstance(part, TicketGraph):
+            for graph in part._graphs.values():
+                for node in graph.nodes:
+                    module = part.get_submodule(node.target) if node.op == "call_module" else None
+                    if isinstance(module, Sign):
+                        in_graphs.add(id(module))
+                        if not _normalised(node.all_input_nodes[0], part):
+                            bad.append(f"{path}.{node.target}".lstrip("."))
+        if isinstance(part, Binarize):
+            norm, sign = part
+            in_graphs.add(id(sign))
+            if not _is_batchnorm(norm):
+                bad.append(path)
+    bad += [path for path, part in model.named_modules() if isinstance(part, Sign) and id(part) not in in_graphs]
+    return bad
+
+
+def _is_batchnorm(module: Any) -> bool:
+    known = (nn.modules.batchnorm._BatchNorm, ChannelBatchNorm, TokenBatchNorm, ScalarBatchNorm)
+    return isinstance(module, known) or type(module).__name__.startswith("FrozenBatchNorm")
+
+
+def _normalised(node: fx.Node, root: nn.Module) -> bool:
+    """Whether the ways up from `node`, through sums, pools and reshapes, end at BatchNorms and signs, and one at a BatchNorm."""
+    ends = _ends_above(node, root)
+    return "other" not in ends and "batchnorm" in ends
+
+
+def _ends_above(node: fx.Node, root: nn.Module) -> set[str]:
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        if _is_batchnorm(module):
+            return {"batchnorm"}
+        if isinstance(module, Sign):
+            return {"sign"}
+        stochastic = type(module).__name__ in ("DropPath", "StochasticDepth", "DropBlock2d")
+        if not isinstance(module, _TRANSPARENT_MODULES) and not stochastic and "Pool" not in type(module).__name__:
+            return {"other"}
+    elif node.op not in ("call_function", "call_method") or _name(node) not in _KEEPING:
+        return {"other"}
+    inputs = [one for one in node.all_input_nodes if _is_value(one)]
+    return set().union(*(_ends_above(one, root) for one in inputs)) if inputs else {"other"}
+
+
+def _is_value(node: fx.Node) -> bool:
+    """Not a size or another number on the side."""
+    return not (_name(node) in ("size", "shape", "floordiv", "getattr", "mul", "sub", "dim", "len") or _of_shape(node))
+
+
+def _of_shape(node: fx.Node) -> bool:
+    return _name(node) == "getitem" and bool(node.all_input_nodes) and _name(node.all_input_nodes[0]) in ("size", "getattr")
+
+
+_KEEPING = {
+    "add", "iadd", "sub", "cat", "concat", "stack", "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze",
+    "unsqueeze", "expand", "contiguous", "clone", "chunk", "split", "unbind", "getitem", "roll", "mean", "dropout", "pad",
+    "interpolate", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d",
+    "adaptive_avg_pool1d", "adaptive_avg_pool3d", "repeat", "flip", "select", "to", "tensor_split", "narrow", "window_partition",
+    "window_reverse", "amax", "adaptive_max_pool2d", "unfold", "movedim", "channel_shuffle", "index_select", "t", "pixel_shuffle",
+    "pixel_unshuffle", "repeat_interleave", "swapaxes", "expand_as", "type_as", "float",
+}  # fmt: skip
+
+
+def _name(node: fx.Node) -> str:
+    return target_name(node.target).rstrip("_")
+
+
+@contextmanager
+def watch_inputs(report: Callable[[Any, bool], None]) -> Iterator[None]:
+    """Call `report(layer, binary)` for every conv or linear operation that runs with a ticket's weight.
+
+    The operation itself is watched, so that none is missed. Zeros are forgiven where the layer was handed ±1 and padded
+    it before the operation, as timm's Conv2dSame does. A weight that takes part in another product first, as that of timm's
+    CondConv2d does, is reported with what its layer was handed.
+    """
+    made: dict[int, tuple[Any, Tensor]] = {}
+    handed: dict[int, bool] = {}
+    compute, prepare = Ticketed._compute_weight, Ticketed._prepare
+
+    def remembering(self: Any) -> Tensor:
+        weight = compute(self)
+        made[id(weight)] = (self, weight)  # held, so that no other tensor can get this id
+        return weight
+
+    def looking(self: Any, x: Tensor) -> Tensor:
+        x = prepare(self, x)
+        handed[id(self)] = bool((x.detach().abs() == 1).all())
+        return x
+
+    class Watcher(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if function in CONTRACTIONS:
+                weight = args[1] if len(args) > 1 else kwargs.get("weight")
+                if isinstance(weight, EscapedWeight):
+                    with self:  # it calls the operation again, on a tensor
+                        return weight.__torch_function__(function, types, args, kwargs)
+                if id(weight) in made:
+                    layer = made[id(weight)][0]
+                    value = (args[0] if args else kwargs["input"]).detach()
+                    padded = handed.pop(id(layer), False)
+                    report(layer, bool(((value.abs() == 1) | (value == 0) if padded else value.abs() == 1).all()))
+            elif target_name(function).strip("_") in PRODUCTS:
+                for weight in args:
+                    if id(weight) in made and id(made[id(weight)][0]) in handed:
+                        report(made[id(weight)][0], handed[id(made[id(weight)][0])])
+            elif function is F.multi_head_attention_forward:  # torch's own, which runs for 32-bit activations only
+                for layer, weight in list(made.values()):
+                    if any(weight is one for one in (*args, *kwargs.values())):
+                        report(layer, False)
+            return function(*args, **kwargs)
+
+    Ticketed._compute_weight, Ticketed._prepare = remembering, looking  # type: ignore[method-assign]
+    try:
+        with Watcher():
+            yield
+    finally:
+        Ticketed._compute_weight, Ticketed._prepare = compute, prepare  # type: ignore[method-assign]
+
+
+def real_inputs(run: Callable[[], Any]) -> tuple[set[str], set[str]]:
+    """I1: which ticket layers `run()` executed, and which of them saw an input other than -1 and +1."""
+    ran: set[str] = set()
+    real: set[str] = set()
+
+    def look(layer: Any, binary: bool) -> None:
+        ran.add(layer.ticket_name)
+        if not binary:
+            real.add(layer.ticket_name)
+
+    with watch_inputs(look):
+        run()
+    return ran, real
+
+
+def lost_layers(model: nn.Module) -> list[str]:
+    """I5: planned layers that are not there."""
+    return sorted({layer.name for layer in plan_of(model).layers} - set(ticket_layers(model)))
+
+
+def wrongly_trainable(model: nn.Module) -> list[str]:
+    """I4, first half: parameters that require grad against the spec, or don't although it names them."""
+    plan = plan_of(model)
+    spec = plan.spec
+    wanted = {
+        "scores": True,
+        "frozen": False,
+        "norm": spec.learn_bn,
+        "bias": spec.bias == "learn",
+        "other": spec.other == "learn",
+        "dense": True,
+    }
+    kinds = parameter_kinds(model)
+    held = {name for name in plan.held if kinds.get(name) in ("other", "dense")}
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad != (wanted[kinds[name]] and name not in held)]
+
+
+def bad_gradients(model: nn.Module) -> dict[str, str]:
+    """I4, second half: the layers whose scores have no gradient, a zero one, or one that isn't finite."""
+    bad = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Ticketed):
+            grad = module.scores.grad
+            if grad is None:
+                bad[name] = "none"
+            else:
+                largest = float(grad.abs().max())  # NaN if any is
+                if not math.isfinite(largest):
+                    bad[name] = "not finite"
+                elif largest == 0:
+                    bad[name] = "zero"
+    return bad

@@ -1,0 +1,219 @@
+"""What mptify knows about single modules: which hold weights, and which functions are activations.
+
+`register` teaches it a layer of a user's own:
+
+    @mptify.register(MyDense)
+    def describe(layer):
+        return mptify.Handler(weight="kernel", inputs=layer.width_in, outputs=layer.width_out, axis=-1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+from mptify.config import TicketSpec
+from mptify.errors import BadSpec, CannotConvert, shown
+from mptify.nn.layers import ticket_class
+
+__all__ = ["Handler", "find", "fused_activation", "is_activation", "is_activation_function", "register", "target_name"]
+
+
+@dataclass(frozen=True)
+class Handler:
+    """How one layer holds its weights.
+
+    `weight` and `bias` are attribute names; `inputs` and `outputs` count channels, which lie along `axis` (1 as in a
+    conv, -1 as in a linear layer); `fan_in` is how many weights meet in one output.
+    """
+
+    weight: str = "weight"
+    bias: str = "bias"
+    inputs: int = 0
+    outputs: int = 0
+    axis: int = 1
+    fan_in: int = 0
+    kind: str = ""
+    depthwise: bool = False
+    stands_for: Callable[[nn.Module], Tensor] | None = None  # the weight computed with, where not simply the parameter
+    as_type: type | None = None  # the class that the ticket inherits from, where not the layer's own
+    drop: tuple[str, ...] = ()  # attributes that `stands_for` has absorbed
+    gain_can_move: bool = False
+
+    def convert(self, layer: nn.Module, spec: TicketSpec, name: str) -> nn.Module:
+        """The ticket layer that stands in for `layer`."""
+        cls = ticket_class(self.as_type or type(layer), self.weight)
+        weight = self.stands_for(layer).detach() if self.stands_for else None
+        ticket = cls.from_layer(layer, spec, name=name, fan_in=self.fan_in, weight=weight, bias=self.bias, gain_can_move=self.gain_can_move)
+        for attribute in self.drop:
+            for store in (ticket._parameters, ticket._buffers, ticket._modules, ticket.__dict__):
+                store.pop(attribute, None)
+        return ticket
+
+
+Describe = Callable[[Any], Handler | None]
+_REGISTERED: dict[type | str, Describe] = {}
+
+
+def register(layer_type: type | str) -> Callable[[Describe], Describe]:
+    """Teach mptify a layer class (or its dotted name, for one that should not be imported yet)."""
+    if not isinstance(layer_type, (type, str)):
+        raise BadSpec(f"register: a layer class or its dotted name is needed, not {shown(layer_type)}.")
+
+    def decorate(describe: Describe) -> Describe:
+        if not callable(describe):
+            raise BadSpec(f"register: a function from a layer to its Handler is needed, not {shown(describe)}.")
+        _REGISTERED[layer_type] = describe
+        return describe
+
+    return decorate
+
+
+def find(module: nn.Module) -> Handler | None:
+    """The handler of a layer, or None for a module that is no layer with weights of its own."""
+    for cls in type(module).__mro__:
+        describe = _REGISTERED.get(cls) or _REGISTERED.get(f"{cls.__module__}.{cls.__qualname__}")
+        if describe is not None:
+            return describe(module)
+    return None
+
+
+def check_convertible(name: str, module: nn.Module) -> None:
+    """Raise for layers whose weights can't be replaced: quantized to integers, or not yet made."""
+    quantized = type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"))
+    if quantized and hasattr(module, "_packed_params"):
+        raise CannotConvert(
+            f"{name}: {type(module).__name__} holds integer weights; mptify converts the float model, so build it without quantize=True."
+        )
+    weight = module._parameters.get("weight")
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        raise CannotConvert(f"{name}: this lazy layer has no shape yet; run one batch through the model first.")
+    if isinstance(weight, Tensor) and find(module) is not None and not weight.is_floating_point():
+        raise CannotConvert(f"{name}: its weights are {weight.dtype}; mptify converts float weights only.")
+
+
+@register(nn.modules.conv._ConvNd)
+def _conv(layer: Any) -> Handler:
+    reach = math.prod(layer.kernel_size)
+    fan_in = layer.in_channels // layer.groups * reach
+    if layer.transposed:  # a stride of s leaves each output only every s-th tap
+        fan_in = max(1, fan_in // math.prod(layer.stride))
+    return Handler(
+        inputs=layer.in_channels,
+        outputs=layer.out_channels,
+        axis=1,
+        fan_in=fan_in,
+        kind=_plain_name(layer),
+        depthwise=layer.groups > 1 and layer.groups == layer.in_channels,
+        gain_can_move=True,
+        **_parametrized(layer),
+    )
+
+
+@register(nn.Linear)
+def _linear(layer: Any) -> Handler:
+    return Handler(
+        inputs=layer.in_features,
+        outputs=layer.out_features,
+        axis=-1,
+        fan_in=layer.in_features,
+        kind=_plain_name(layer),
+        gain_can_move=True,
+        **_parametrized(layer),
+    )
+
+
+@register("timm.layers.std_conv.StdConv2d")
+@register("timm.layers.std_conv.StdConv2dSame")
+@register("timm.layers.std_conv.ScaledStdConv2d")
+@register("timm.layers.std_conv.ScaledStdConv2dSame")
+def _standardized_conv(layer: Any) -> Handler:
+    """A ticket's weights are binary, not standardized: what the layer computed with becomes the weight itself."""
+    from timm.layers import Conv2dSame
+
+    same = getattr(layer, "same_pad", False)
+    plain = _conv(layer)
+    assert plain is not None
+    as_type = Conv2dSame if same else nn.Conv2d
+    return replace(plain, stands_for=_standardized, as_type=as_type, drop=("gain", "scale"))
+
+
+def _standardized(layer: Any) -> Tensor:
+    flat = layer.weight.reshape(1, layer.out_channels, -1)
+    scale = (layer.gain * layer.scale).view(-1) if hasattr(layer, "gain") else None
+    return F.batch_norm(flat, None, None, weight=scale, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
+
+
+@register("timm.layers.cond_conv2d.CondConv2d")
+def _mixed_conv(layer: Any) -> Handler:
+    """Several convs' weights, one to a row, which each sample mixes for itself; the ticket covers them all."""
+    return Handler(
+        inputs=layer.in_channels,
+        outputs=layer.out_channels,
+        axis=1,
+        fan_in=layer.in_channels // layer.groups * math.prod(layer.kernel_size),
+        kind=_plain_name(layer),
+        depthwise=layer.groups > 1 and layer.groups == layer.in_channels,
+    )
+
+
+def _parametrized(layer: nn.Module) -> dict[str, Any]:
+    if not parametrize.is_parametrized(layer, "weight"):
+        return {}
+    return {"stands_for": lambda one: one.weight, "as_type": type(layer).__mro__[1], "drop": ("parametrizations",)}
+
+
+def _plain_name(layer: nn.Module) -> str:
+    return type(layer).__name__.removeprefix("Parametrized")
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+_ACTIVATIONS = {
+    "relu", "relu6", "leakyrelu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "gelutanh", "quickgelu", "silu", "swish",
+    "hardswish", "mish", "hardmish", "tanh", "hardtanh", "starrelu", "squaredrelu", "softsign", "tanhshrink", "newgelu",
+}  # fmt: skip
+
+
+def is_activation(module: nn.Module) -> bool:
+    """A ReLU-like nonlinearity, whichever library it comes from; never a gate (sigmoid, hardsigmoid, softmax)."""
+    return _squeezed(type(module).__name__.removesuffix("Me")) in _ACTIVATIONS
+
+
+def is_activation_function(target: Any) -> bool:
+    """The same for a function or the name of a tensor method."""
+    return _squeezed(target_name(target).removesuffix("_me")) in _ACTIVATIONS
+
+
+def target_name(target: Any) -> str:
+    """What a node of a graph calls, by name: a method, a module or a function."""
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def _squeezed(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def fused_activation(module: nn.Module) -> list[nn.Module] | None:
+    """What a norm of timm's norm_act family runs behind the norm, where that holds an activation."""
+    if type(module).__module__ != "timm.layers.norm_act":
+        return None
+    act = getattr(module, "act", None)
+    if not isinstance(act, nn.Module) or isinstance(act, nn.Identity):
+        return None
+    drop = getattr(module, "drop", None)
+    return [part for part in (drop, act) if part is not None and not isinstance(part, nn.Identity)]
+
+
+def without_activation(module: nn.Module) -> nn.Module:
+    """The norm alone: the same module with its activation switched off."""
+    module.act = torch.nn.Identity()
+    module.drop = torch.nn.Identity()
+    return module

@@ -1,0 +1,269 @@
+"""From a model to its ticket and back, side by side; and files, written whole or not at all.
+
+A loaded network holds each weight once: its layers are bare, without scores. A ticket that is swapped into a live ticket model
+takes the place of scores and weights there: the latter are ± the stored gain, the former 1 where the mask is and 0 elsewhere, so that
+mask, gain and effective weight come out of the usual arithmetic, to the bit. Either way no magnitude is drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mptify.config import TicketSpec
+from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch, shown
+from mptify.files import as_path, write_whole
+from mptify.nn.layers import Ticketed
+from mptify.surgery import ticket_layers
+from mptify.surgery.plan import plan_of
+from mptify.ticket.architecture import architecture_named, require_fit
+from mptify.ticket.codec import Architecture, Ticket, TicketLayer, as_json, from_bytes, to_bytes
+
+__all__ = ["fill_floats_", "floats_of", "hold_", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "write"]
+
+
+# -- model -> ticket ---------------------------------------------------------------------------------------------------------
+
+
+def ticket_of(
+    model: nn.Module,
+    *,
+    architecture: Architecture | None = None,
+    standalone: bool = False,
+    float16: bool = False,
+    notes: dict[str, Any] | None = None,
+) -> Ticket:
+    """What is left of a ticket model when its scores are thrown away.
+
+    `standalone` stores the survivors' signs although the seed could say them; `float16` halves the floats, at a loss.
+    """
+    if architecture is not None and not isinstance(architecture, Architecture):
+        raise BadSpec(f"architecture={shown(architecture)}: an Architecture is needed; mptify.save takes names.")
+    model = _unwrapped(model)
+    spec = plan_of(model).spec
+    _require_whole(model)
+    layers = {name: _ticket_layer(layer, spec, standalone) for name, layer in _own_layers(model).items()}
+    dtype = _one_type(model)
+    kind = np.float16 if float16 else np.float64 if dtype == torch.float64 else np.float32
+    _check_notes(notes)
+    return Ticket(
+        spec=spec,
+        layers=layers,
+        floats={name: _as_array(name, tensor, kind) for name, tensor in floats_of(model)},
+        architecture=architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        constants=_constants(model),
+        notes=notes or {},
+    )
+
+
+def _unwrapped(model: Any) -> Any:
+    """The ticket model inside of DataParallel, DistributedDataParallel, torch.compile or a Lightning module."""
+    if not isinstance(model, nn.Module) or "ticket_plan" in vars(model):
+        return model
+    inside = [part for part in model.modules() if "ticket_plan" in vars(part)]
+    return inside[0] if len(inside) == 1 else model
+
+
+def _require_whole(model: nn.Module) -> None:
+    """Raise unless each layer of the plan is there: packed programs have kernels instead, and code may have replaced some."""
+    lost = sorted({layer.name for layer in plan_of(model).layers} - set(ticket_layers(model)))
+    if lost:
+        raise MptifyError(
+            f"{lost[0]} and {len(lost) - 1} more of this model's ticket layers are gone, so there is no whole ticket to save; "
+            "save the ticket model that a packed program was made from, or transform the network after changing its layers."
+        )
+
+
+def _one_type(model: nn.Module) -> torch.dtype:
+    found = {layer.compute_dtype: name for name, layer in _own_layers(model).items()}
+    found = {tensor.dtype: name for name, tensor in floats_of(model)} | found
+    if len(found) > 1:
+        raise BadSpec(f"A ticket's network computes in one type, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}.")
+    return next(iter(found))
+
+
+def _check_notes(notes: dict[str, Any] | None) -> None:
+    try:
+        as_json(notes or {}).encode()
+    except (TypeError, ValueError) as error:
+        raise BadSpec(f"notes hold what JSON can't say: {error}.") from None
+
+
+def _own_layers(model: nn.Module) -> dict[str, Any]:
+    """By name, each once: tied layers share their scores with the one they are tied to."""
+    return {layer.ticket_name: layer for layer in ticket_layers(model).values()}
+
+
+def _ticket_layer(layer: Any, spec: TicketSpec, standalone: bool) -> TicketLayer:
+    """With what the seed says left out, if the seed says it: somebody may have put other weights there."""
+    mask = layer.mask.cpu().numpy()
+    frozen = layer.frozen.detach().cpu().numpy()
+    gain = float(layer.gain) if layer.weight_bits == 1 else layer.deviation
+    if not standalone and spec.init != "keep":
+        found = TicketLayer(layer.ticket_name, mask, gain)
+        differs = found.negative(spec.seed) != np.signbit(frozen) if layer.weight_bits == 1 else found.weights(spec) != frozen
+        if not (differs & mask).any():
+            return found
+    survivors = frozen[mask]
+    if layer.weight_bits == 32:
+        return TicketLayer(layer.ticket_name, mask, values=survivors)
+    return TicketLayer(layer.ticket_name, mask, gain, signs=np.signbit(survivors))
+
+
+def _as_array(name: str, tensor: Tensor, kind: Any) -> np.ndarray:
+    wide = tensor.detach().to(device="cpu", dtype=torch.float64 if kind is np.float64 else torch.float32).numpy()
+    with np.errstate(over="ignore"):
+        array = wide.astype(kind)
+    if not np.array_equal(np.isfinite(array), np.isfinite(wide)):
+        raise BadSpec(f"{name}: holds numbers too large for 16 bits; save it without float16.")
+    return array
+
+
+def floats_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every float that the logits depend on, besides the tickets' own: learned ones, statistics, what stayed dense."""
+    seen: set[int] = set()
+    for name, tensor in _state(model):
+        if tensor.is_complex():
+            raise BadSpec(f"{name}: complex numbers have no place in a ticket yet.")
+        if tensor.is_floating_point() and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, module in model.named_modules():
+        own = ("scores", "frozen", "bare_gain") if isinstance(module, Ticketed) else ()
+        for store, left_out in ((module._parameters, own), (module._buffers, {*own, *module._non_persistent_buffers_set})):
+            for name, tensor in store.items():
+                if tensor is not None and name not in left_out:
+                    yield f"{path}.{name}" if path else name, tensor
+
+
+def _constants(model: nn.Module) -> str:
+    """SHA-256 of the integer buffers with more than one number: index tables, which come with the architecture."""
+    whole, any_of_them = hashlib.sha256(), False
+    for name, tensor in _state(model):
+        if not tensor.is_floating_point() and tensor.numel() > 1:  # single ones are counters
+            whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            whole.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            any_of_them = True
+    return whole.hexdigest() if any_of_them else ""
+
+
+# -- ticket -> model ---------------------------------------------------------------------------------------------------------
+
+
+def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
+    """Put a ticket, or that of a file, into a live ticket model, in place: no tensor moves. On a mismatch nothing has changed.
+
+    Afterwards the model is the ticket's: its settings too, and a threshold that its layers shared is gone.
+    """
+    ticket = read(ticket) if isinstance(ticket, (str, Path)) else ticket
+    require_match(model, ticket)
+    for layer in ticket_layers(model).values():
+        hold_(layer, ticket)
+    fill_floats_(model, ticket)
+    plan_of(model).spec = ticket.spec
+    return model
+
+
+def hold_(layer: Any, ticket: Ticket) -> None:
+    found = ticket.layers[layer.ticket_name]
+    layer.deviation = found.gain if ticket.spec.weight_bits == 32 else layer.deviation
+    layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.spec)), found.gain, found.kept)
+
+
+def fill_floats_(model: nn.Module, ticket: Ticket) -> None:
+    with torch.no_grad():
+        for name, tensor in floats_of(model):
+            tensor.copy_(torch.from_numpy(ticket.floats[name].copy()))
+
+
+def require_match(model: nn.Module, ticket: Ticket) -> None:
+    """Raise `TicketMismatch`, saying where, unless the ticket was cut from such a model."""
+    if not isinstance(model, nn.Module):
+        raise TicketMismatch(f"A ticket model is needed, not {shown(model)}.")
+    if not isinstance(ticket, Ticket):
+        raise TicketMismatch(f"A ticket or the name of its file is needed, not {shown(ticket)}.")
+    layers, floats = _own_layers(model), dict(floats_of(model))
+    spec, theirs = plan_of(model).spec, ticket.spec
+    for setting in ("bits", "residual", "bn"):  # two networks of different structure may have tensors of the same names
+        one, other = getattr(theirs, setting), getattr(spec, setting)
+        if one != other:
+            raise TicketMismatch(f"The ticket is one of {setting}={one!r}, this model one of {setting}={other!r}.")
+    dtype = str(_one_type(model)).removeprefix("torch.")
+    if ticket.dtype != dtype:
+        raise TicketMismatch(
+            f"The ticket's network computes in {ticket.dtype}, this model in {dtype}; model.to(torch.{ticket.dtype}) fits."
+        )
+    for ours, others, what in ((layers, ticket.layers, "layer"), (floats, ticket.floats, "tensor")):
+        for name in others:
+            if name not in ours:
+                raise TicketMismatch(f"{name}: the ticket holds this {what}, and the model has none of that name.")
+        for name, one in ours.items():
+            if name not in others:
+                raise TicketMismatch(f"{name}: the model has this {what}, and the ticket holds none of that name.")
+            want, got = tuple(getattr(one, "frozen", one).shape), others[name].shape
+            if want != got:
+                raise TicketMismatch(f"{name}: the ticket holds a {what} of shape {got}, this model's has {want}.")
+    if ticket.constants != _constants(model):
+        raise TicketMismatch("The model's index tables (its integer buffers) are not those of the network that the ticket was cut from.")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------------
+
+
+def save(
+    model: nn.Module,
+    path: str | Path,
+    architecture: str | None = None,
+    *,
+    arguments: Mapping[str, int] | None = None,
+    standalone: bool = False,
+    float16: bool = False,
+    notes: dict[str, Any] | None = None,
+) -> Ticket:
+    """Write a ticket model's ticket to a file, and return it.
+
+    `architecture` names the dense network (`"timm:resnet18"`) and lets `load` build it; `arguments` are those of `num_classes`,
+    `in_chans` and `input_size` that it was built with. One built with other arguments is saved without a name.
+    `standalone`, `float16` and `notes` are those of `ticket_of`.
+    """
+    path = as_path(path)
+    built = None if architecture is None else architecture_named(architecture, arguments)
+    ticket = ticket_of(model, architecture=built, standalone=standalone, float16=float16, notes=notes)
+    if built is not None:
+        require_fit(_unwrapped(model), built)
+    write(ticket, path)
+    return ticket
+
+
+def read(path: str | Path) -> Ticket:
+    """The ticket in a file, without building any network."""
+    return read_both(path)[0]
+
+
+def read_both(path: str | Path) -> tuple[Ticket, bytes]:
+    """The ticket in a file, and the file."""
+    try:
+        data = as_path(path).read_bytes()
+        return from_bytes(data), data
+    except IsADirectoryError:
+        best = Path(path) / "best.ticket"
+        raise MptifyError(f"{path}: is a folder{f'; its ticket is {best}' if best.is_file() else ', and no ticket'}.") from None
+    except OSError as error:
+        raise MptifyError(f"{path}: can't be read ({error.strerror}).") from None
+    except DamagedTicket as error:
+        raise DamagedTicket(f"{path}: {error}") from None
+
+
+def write(ticket: Ticket, path: str | Path) -> None:
+    """Write a ticket's file, whole or not at all."""
+    write_whole(as_path(path), to_bytes(ticket))

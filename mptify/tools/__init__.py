@@ -1,0 +1,1 @@
+"""Benchmarks, checks over the zoo, sweeps and the theorem: nothing that using a ticket needs."""

@@ -1,0 +1,153 @@
+"""The network that a search begins with, and whether images fit it: all that can be wrong before the first step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mptify.config import Recipe, SearchSpec
+from mptify.errors import BadData, BadSpec, MptifyError, TicketMismatch, first_line
+from mptify.models import registry
+from mptify.models.init_mode import InitMode
+from mptify.nn.layers import Ticketed
+from mptify.surgery import ticket_layers, transform, with_norms
+from mptify.ticket.codec import Architecture, Ticket
+from mptify.ticket.state import read, require_match
+from mptify.training.data import Images, first_images, sizes
+from mptify.training.evaluation import judging, logits_of
+
+__all__ = ["architecture_named", "architecture_of", "begin_with_", "build_network", "classes_of", "prepared", "require_fit"]
+
+
+def architecture_of(entry: registry.Entry, images: Images) -> Architecture:
+    """The named network, built for these images."""
+    shape = images.shape()
+    arguments = {"num_classes": images.classes, "input_size": shape[-1]} | ({} if shape[0] == 3 else {"in_chans": shape[0]})
+    return Architecture(entry.source, entry.name, arguments)
+
+
+def architecture_named(name: str, network: nn.Module, images: Images, spec: SearchSpec, device: Any) -> Architecture:
+    """What `name` says of `network`, which `prepared` made of the caller's: raises `BadSpec` unless it is that network."""
+    entry = registry.resolve(name)
+    plain = architecture_of(entry, images)
+    built = Architecture(entry.source, entry.name, plain.arguments | {"num_classes": classes_of(network, images, device)})
+    given = ", ".join(f"{key}={value}" for key, value in built.arguments.items())
+    try:
+        with InitMode():
+            other = prepared(registry.build(entry, **built.arguments), spec)
+    except MptifyError:
+        raise
+    except Exception as error:  # whatever a builder makes of sizes that it was never built with
+        raise BadSpec(f"architecture={name!r}: that network can't be built for {given}: {first_line(error)}.") from error
+    ours, theirs = ({key: tuple(value.shape) for key, value in one.state_dict().items()} for one in (network, other))
+    differ = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if differ:
+        first = differ[0]
+        raise BadSpec(
+            f"architecture={name!r}: that network, built for {given}, is another one than the model: "
+            f"its {first} is {_shape(theirs.get(first))}, the model's {_shape(ours.get(first))}."
+        )
+    return built
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else sizes(shape) or "one number"
+
+
+def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
+    """Fresh from the recipe's seed: dense for `method: dense`, else a ticket model, beginning with the recipe's `start` if it has one."""
+    ticket = None if recipe.start is None else read(recipe.start)
+    dense = recipe.method == "dense"
+    with InitMode(seed=recipe.ticket.seed):
+        try:
+            network = registry.build(registry.resolve(str(architecture)), **architecture.arguments)
+        except MptifyError:
+            raise
+        except Exception as error:  # whatever a builder makes of sizes that it was never built with
+            raise BadSpec(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
+    if dense:
+        return network
+    ticketed = transform(network, **dict(recipe.spec))
+    if ticket is not None:
+        try:
+            begin_with_(ticketed, ticket)
+        except TicketMismatch as error:
+            given = ", ".join(f"{key}={value}" for key, value in architecture.arguments.items())
+            raise TicketMismatch(f"{recipe.start} does not fit the network for these images, built with {given}: {error}") from None
+    return ticketed
+
+
+def begin_with_(model: nn.Module, ticket: Ticket) -> None:
+    """Let a fresh ticket model begin with a ticket's masks and floats: survivors take the largest of the first scores' magnitudes."""
+    require_match(model, ticket)
+    layers = list({one.ticket_name: one for one in ticket_layers(model).values()}.values())
+    for layer in layers:
+        _require_same_weights(layer, ticket)
+    together = [layers] if any(layer.threshold is not None for layer in layers) else [[layer] for layer in layers]
+    with torch.no_grad():
+        for some in together:  # those that are ranked together
+            scores = torch.cat([layer.scores.reshape(-1) for layer in some])
+            mask = torch.cat([torch.from_numpy(ticket.layers[layer.ticket_name].mask).reshape(-1) for layer in some])
+            magnitudes = scores.abs().sort(descending=True).values
+            order = (scores.abs() + 2 * mask * magnitudes[0]).argsort(descending=True, stable=True)
+            ranked = torch.empty_like(scores)
+            ranked[order] = magnitudes
+            parts = torch.copysign(ranked, scores).split([layer.count for layer in some])
+            for layer, part in zip(some, parts, strict=True):
+                layer.scores.copy_(part.reshape(layer.scores.shape))
+        state = model.state_dict()
+        for name, value in ticket.floats.items():
+            state[name].copy_(torch.from_numpy(value.copy()))
+
+
+def _require_same_weights(layer: Any, ticket: Ticket) -> None:
+    """Survivors mean nothing on other weights than the ticket was cut from."""
+    stored = ticket.layers[layer.ticket_name]
+    frozen = layer.frozen.detach().cpu().numpy()[stored.mask]
+    other_signs = stored.signs is not None and (np.signbit(frozen) != stored.signs).any()
+    if other_signs or (stored.values is not None and (frozen != stored.values).any()):
+        raise TicketMismatch(
+            f"{layer.ticket_name}: the ticket was cut from other weights than this network begins with, and its file holds the survivors' "
+            "only; such a ticket can't be searched on from."
+        )
+
+
+def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:
+    """The network that is trained: a new one."""
+    found = [layer for layer in model.modules() if isinstance(layer, Ticketed)]
+    if spec.method == "dense":
+        if found:
+            raise MptifyError("method='dense' trains weights, and this is a ticket model, whose weights are frozen.")
+        return with_norms(model) if spec.ticket.bn == "insert" else copy.deepcopy(model).requires_grad_(True)
+    if not found:
+        return transform(model, **dict(spec.spec))
+    if any(layer.is_bare for layer in found) or all(((layer.scores == 0) | (layer.scores == 1)).all() for layer in found):
+        raise MptifyError(
+            "This model was loaded from a ticket file, which holds masks but neither scores nor magnitudes to search with; "
+            "`mptify search FILE` goes on from a file."
+        )
+    return copy.deepcopy(model)
+
+
+def require_fit(network: nn.Module, images: Images, device: Any) -> None:
+    """Say before the first step, not in it, that images and network don't fit."""
+    classes = classes_of(network, images, device)
+    if classes < images.classes:
+        raise BadData(f"The data has {images.classes} classes, and the network tells only {classes} apart.")
+
+
+def classes_of(network: nn.Module, images: Images, device: Any) -> int:
+    """How many classes the network tells apart; raises `BadData` if it can't take such images."""
+    sample = first_images(images, 2, device)
+    with judging(network):
+        try:
+            logits = logits_of(network(sample))
+        except MptifyError:
+            raise
+        except Exception as error:  # whatever torch says of a wrong shape
+            raise BadData(f"The network can't take images of {sizes(tuple(sample.shape[1:]))}: {first_line(error)}.") from error
+    return logits.shape[1]
