@@ -8,13 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mptify.models.in_timm import offer_to_timm
-
 if TYPE_CHECKING:
-    from mptify.config import SearchSpec, TicketSpec
+    from mptify.config import SearchConfig, TicketConfig
     from mptify.errors import (
+        BadConfig,
         BadData,
-        BadSpec,
         CannotConvert,
         CannotPickle,
         DamagedTicket,
@@ -32,31 +30,67 @@ if TYPE_CHECKING:
     from mptify.nn.layers import Sign, TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
     from mptify.runtime import load, pack
     from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform  # type: ignore[no-redef]
-    from mptify.surgery.model_summary import Report, report
-    from mptify.ticket import Deck, Ticket, read, save, swap_, ticket_of
+    from mptify.surgery.model_summary import Summary, summary
+    from mptify.ticket import Ensemble, Ticket, read, save, swap_, ticket_of
     from mptify.training import Result, Watcher, search
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BadData", "BadSpec", "CannotConvert", "CannotPickle", "DamagedTicket", "Deck", "Disagreement", "Handler", "LeftDense",
-    "LostProcess", "MptifyError", "NoTorchScript", "NotKept", "NothingToConvert", "Plan", "Report", "Result", "RunExists", "SearchSpec",
-    "Sign", "Ticket", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear", "TicketMismatch", "TicketSpec", "UnknownModel",
-    "Watcher", "load", "pack", "plan", "read", "register", "report", "save", "search", "swap_", "ticket_layers", "ticket_of",
+    "BadConfig",
+    "BadData",
+    "CannotConvert",
+    "CannotPickle",
+    "DamagedTicket",
+    "Disagreement",
+    "Ensemble",
+    "Handler",
+    "LeftDense",
+    "LostProcess",
+    "MptifyError",
+    "NoTorchScript",
+    "NotKept",
+    "NothingToConvert",
+    "Plan",
+    "Result",
+    "RunExists",
+    "SearchConfig",
+    "Sign",
+    "Summary",
+    "Ticket",
+    "TicketConfig",
+    "TicketConv1d",
+    "TicketConv2d",
+    "TicketConv3d",
+    "TicketLinear",
+    "TicketMismatch",
+    "UnknownModel",
+    "Watcher",
+    "load",
+    "pack",
+    "plan",
+    "read",
+    "register",
+    "save",
+    "search",
+    "summary",
+    "swap_",
+    "ticket_layers",
+    "ticket_of",
     "transform",
 ]  # fmt: skip
 
 _PLACES = {
     "errors": (
-        "BadData", "BadSpec", "CannotConvert", "CannotPickle", "DamagedTicket", "Disagreement", "LeftDense", "LostProcess", "MptifyError",
+        "BadData", "BadConfig", "CannotConvert", "CannotPickle", "DamagedTicket", "Disagreement", "LeftDense", "LostProcess", "MptifyError",
         "NoTorchScript", "NotKept", "NothingToConvert", "RunExists", "TicketMismatch", "UnknownModel",
     ),
     "nn.layers": ("Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear"),
-    "config": ("SearchSpec", "TicketSpec"),
-    "surgery.model_summary": ("Report", "report"),
+    "config": ("SearchConfig", "TicketConfig"),
+    "surgery.model_summary": ("Summary", "summary"),
     "runtime": ("load", "pack"),
     "surgery": ("Handler", "Plan", "plan", "register", "ticket_layers", "transform"),
-    "ticket": ("Deck", "Ticket", "read", "save", "swap_", "ticket_of"),
+    "ticket": ("Ensemble", "Ticket", "read", "save", "swap_", "ticket_of"),
     "training": ("Result", "Watcher", "search"),
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
@@ -75,6 +109,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_PACKAGES})
-
-
-offer_to_timm()

@@ -9,11 +9,20 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from mptify.errors import BadSpec
+from mptify.errors import BadConfig
 
 __all__ = [
-    "DataSpec", "Recipe", "SearchSpec", "TicketSpec", "as_tuple", "baseline_of", "check_spec", "checked", "make_recipe", "make_search_spec",
-    "make_spec",
+    "DataConfig",
+    "Recipe",
+    "SearchConfig",
+    "TicketConfig",
+    "as_tuple",
+    "baseline_of",
+    "check_config",
+    "checked",
+    "make_config",
+    "make_recipe",
+    "make_search_config",
 ]  # fmt: skip
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -30,7 +39,7 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Kind = Literal["scores", "norm", "bias", "other", "dense"]
 
 
-class TicketSpec(BaseModel):
+class TicketConfig(BaseModel):
     """The settings of a ticket. `mptify.transform` takes each of them as a keyword."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,6 +93,15 @@ class TicketSpec(BaseModel):
         return prune
 
 
+def _with_weight_bits(ticket: Any, weight_bits: int) -> Any:
+    """A ticket's settings, checked or not, with other bits per weight."""
+    if isinstance(ticket, TicketConfig):
+        return ticket.model_copy(update={"bits": f"{weight_bits}/{ticket.activation_bits}"})
+    bits = (ticket or {}).get("bits", TicketConfig.model_fields["bits"].default) if isinstance(ticket, dict | None) else None
+    activation_bits = bits.partition("/")[2] if isinstance(bits, str) else ""
+    return {**(ticket or {}), "bits": f"{weight_bits}/{activation_bits}"} if activation_bits else ticket
+
+
 def _pruned(value: Any) -> Any:
     """A search prunes 80 % unless told otherwise."""
     return {"prune": 0.8, **(value or {})} if value is None or isinstance(value, dict) else value
@@ -103,7 +121,7 @@ def _no(value: Any) -> Any:
     return "no" if value is False else value
 
 
-class SearchSpec(BaseModel):
+class SearchConfig(BaseModel):
     """How a ticket is searched. `mptify.search` takes these, and a recipe adds a model and data."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -111,7 +129,7 @@ class SearchSpec(BaseModel):
     method: Literal["biprop", "edgepopup", "dense"] = Field(
         "biprop", description="biprop: 1-bit weights; edgepopup: 32-bit frozen weights; dense: the weights themselves are trained."
     )
-    ticket: Annotated[TicketSpec, BeforeValidator(_pruned)] = Field({}, validate_default=True, description="The settings of the ticket.")
+    ticket: Annotated[TicketConfig, BeforeValidator(_pruned)] = Field({}, validate_default=True, description="The settings of the ticket.")
     epochs: int = Field(10, ge=1, description="Passes over the training data.")
     batch: int = Field(64, ge=2, description="Images per step, over all processes.")
     accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")
@@ -147,6 +165,14 @@ class SearchSpec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _follow_method(cls, given: Any) -> Any:
+        """Edge-popup keeps 32-bit weights, whatever the bits of the ticket say."""
+        if isinstance(given, dict) and given.get("method") == "edgepopup":
+            return given | {"ticket": _with_weight_bits(given.get("ticket"), 32)}
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
     def _choose_lr(cls, given: Any) -> Any:
         if not isinstance(given, dict) or given.get("lr") is not None:
             return given
@@ -158,15 +184,8 @@ class SearchSpec(BaseModel):
             return given | {"lr": 0.1}
         return given | {"lr": 0.03 if str(bits).endswith("/1") else 0.01}
 
-    @property
-    def spec(self) -> TicketSpec:
-        """The ticket's settings, with the method's bits per weight."""
-        if self.method != "edgepopup":
-            return self.ticket
-        return self.ticket.model_copy(update={"bits": f"32/{self.ticket.activation_bits}"})
 
-
-class DataSpec(BaseModel):
+class DataConfig(BaseModel):
     """Which images, and what happens to them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -190,13 +209,13 @@ class DataSpec(BaseModel):
     workers: int = Field(4, ge=0, description="Processes that read images from folders; not more than there are CPUs.")
 
 
-class Recipe(SearchSpec):
+class Recipe(SearchConfig):
     """A search from nothing: which network, on which data, how."""
 
     model: str = Field(
         "mptify:conv2", description="The network: mptify:conv4, mptify:conv4_x0.5 (half as wide), timm:resnet18, torchvision:vgg16, ..."
     )
-    data: Annotated[DataSpec, BeforeValidator(_sourced)] = Field(
+    data: Annotated[DataConfig, BeforeValidator(_sourced)] = Field(
         {}, validate_default=True, description="Which images, and what happens to them."
     )
     baseline: Annotated[dict[str, Any] | None, BeforeValidator(_wanted)] = Field(
@@ -214,35 +233,35 @@ class Recipe(SearchSpec):
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def make_spec(settings: TicketSpec | Mapping[str, Any]) -> TicketSpec:
-    """Check settings once, where they enter; raises `BadSpec` with one sentence that names the setting."""
-    if isinstance(settings, TicketSpec):
+def make_config(settings: TicketConfig | Mapping[str, Any]) -> TicketConfig:
+    """Check settings once, where they enter; raises `BadConfig` with one sentence that names the setting."""
+    if isinstance(settings, TicketConfig):
         return settings
-    return check_spec(checked(TicketSpec, settings))
+    return check_config(checked(TicketConfig, settings))
 
 
 def checked(model: type[Settings], settings: Mapping[str, Any]) -> Settings:
-    """Settings of any kind, or `BadSpec` with one sentence that names the first wrong one."""
+    """Settings of any kind, or `BadConfig` with one sentence that names the first wrong one."""
     try:
         return model(**settings)
     except TypeError:  # what ** says of a mapping whose keys are no names
-        raise BadSpec(f"Settings have names, and {next(key for key in settings if not isinstance(key, str))!r} is none.") from None
+        raise BadConfig(f"Settings have names, and {next(key for key in settings if not isinstance(key, str))!r} is none.") from None
     except ValidationError as error:
-        raise BadSpec(_sentence(error, model)) from None
+        raise BadConfig(_sentence(error, model)) from None
 
 
-def check_spec(spec: TicketSpec) -> TicketSpec:
+def check_config(config: TicketConfig) -> TicketConfig:
     """What no single setting can know of the others."""
-    if spec.bn == "insert" and spec.activation_bits == 1:
-        raise BadSpec(f"bn='insert' is for 32-bit activations; with bits={spec.bits!r} every sign has its BatchNorm: set bn='keep'.")
-    if spec.prune_overrides and spec.scope == "global":
-        raise BadSpec("prune_overrides are for scope='layer'; with scope='global' one threshold decides for all layers.")
-    return spec
+    if config.bn == "insert" and config.activation_bits == 1:
+        raise BadConfig(f"bn='insert' is for 32-bit activations; with bits={config.bits!r} every sign has its BatchNorm: set bn='keep'.")
+    if config.prune_overrides and config.scope == "global":
+        raise BadConfig("prune_overrides are for scope='layer'; with scope='global' one threshold decides for all layers.")
+    return config
 
 
-def make_search_spec(settings: SearchSpec | Mapping[str, Any] | None) -> SearchSpec:
+def make_search_config(settings: SearchConfig | Mapping[str, Any] | None) -> SearchConfig:
     """Check settings of a search once, where they enter."""
-    return _consistent(settings if isinstance(settings, SearchSpec) else checked(SearchSpec, settings or {}))
+    return _consistent(settings if isinstance(settings, SearchConfig) else checked(SearchConfig, settings or {}))
 
 
 def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
@@ -253,13 +272,13 @@ def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
         if recipe.baseline is not None:
             unknown = set(recipe.baseline) & {"method", "ticket", "data", "model", "baseline", "start", "threads"}
             if unknown:
-                raise BadSpec(f"baseline.{sorted(unknown)[0]}: a baseline shares this with its search.")
+                raise BadConfig(f"baseline.{sorted(unknown)[0]}: a baseline shares this with its search.")
             try:
                 _consistent(baseline_of(recipe))
-            except BadSpec as error:
-                raise BadSpec(f"baseline: {error}") from None
-    except BadSpec as error:
-        raise BadSpec(f"{origin}: {error}" if origin else str(error)) from None
+            except BadConfig as error:
+                raise BadConfig(f"baseline: {error}") from None
+    except BadConfig as error:
+        raise BadConfig(f"{origin}: {error}" if origin else str(error)) from None
     return recipe
 
 
@@ -269,20 +288,20 @@ def baseline_of(recipe: Recipe) -> Recipe:
     return checked(Recipe, recipe.model_dump(mode="json") | changes)
 
 
-def _consistent(spec: SearchSpec) -> Any:
-    check_spec(spec.ticket)
-    if spec.method == "biprop" and spec.ticket.weight_bits == 32:
-        raise BadSpec(f"ticket.bits={spec.ticket.bits!r}: 32-bit weights are edge-popup; set method: edgepopup.")
-    if spec.nesterov and (spec.optimizer != "sgd" or not spec.momentum):
-        raise BadSpec("nesterov=True: Nesterov's momentum is for optimizer: sgd with a momentum above 0.")
+def _consistent(config: SearchConfig) -> Any:
+    check_config(config.ticket)
+    if config.method == "biprop" and config.ticket.weight_bits == 32:
+        raise BadConfig(f"ticket.bits={config.ticket.bits!r}: 32-bit weights are edge-popup; set method: edgepopup.")
+    if config.nesterov and (config.optimizer != "sgd" or not config.momentum):
+        raise BadConfig("nesterov=True: Nesterov's momentum is for optimizer: sgd with a momentum above 0.")
     for key in ("warmup", "prune_ramp"):
-        if getattr(spec, key) > spec.epochs:
-            raise BadSpec(f"{key}={getattr(spec, key)}: the search has only {spec.epochs} epochs.")
-    if spec.compile and spec.prune_ramp:
-        raise BadSpec("prune_ramp: with compile, every step of the ramp would be compiled anew; leave one of them out.")
-    if spec.accumulate > spec.batch // 2:
-        raise BadSpec(f"accumulate={spec.accumulate}: a batch of {spec.batch} can't be run in so many parts of at least 2 images.")
-    return spec
+        if getattr(config, key) > config.epochs:
+            raise BadConfig(f"{key}={getattr(config, key)}: the search has only {config.epochs} epochs.")
+    if config.compile and config.prune_ramp:
+        raise BadConfig("prune_ramp: with compile, every step of the ramp would be compiled anew; leave one of them out.")
+    if config.accumulate > config.batch // 2:
+        raise BadConfig(f"accumulate={config.accumulate}: a batch of {config.batch} can't be run in so many parts of at least 2 images.")
+    return config
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ class MptifyError(Exception):
     """Base of every error that mptify raises on purpose: its text is one sentence a user can act on."""
 
 
-class BadSpec(MptifyError, ValueError):
+class BadConfig(MptifyError, ValueError):
     """A setting, or a combination of settings, that means nothing."""
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from mptify.config import SearchSpec
-from mptify.errors import BadSpec
+from mptify.config import SearchConfig
+from mptify.errors import BadConfig
 
 __all__ = ["find_recipe", "parse_changes", "recipe_folder", "recipe_names", "recipe_text", "to_yaml", "with_setting", "with_settings"]
 
@@ -32,16 +32,16 @@ def recipe_text(name: str) -> str:
     path = Path(name)
     if not path.is_file():
         if path.suffix in (".yaml", ".yml") or path.parent != Path():
-            raise BadSpec(f"{name}: there is no such file.")
+            raise BadConfig(f"{name}: there is no such file.")
         path = recipe_folder() / f"{name}.yaml"
     if not path.is_file():
         near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else "`mptify recipes` lists them."
-        raise BadSpec(f"There is no recipe {name!r}; {hint}")
+        raise BadConfig(f"There is no recipe {name!r}; {hint}")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise BadSpec(f"{name}: this is no YAML.") from None
+        raise BadConfig(f"{name}: this is no YAML.") from None
 
 
 def find_recipe(name: str) -> tuple[dict[str, Any], str]:
@@ -51,11 +51,11 @@ def find_recipe(name: str) -> tuple[dict[str, Any], str]:
         settings = yaml.load(text, _OnceOnly)
     except yaml.YAMLError as error:
         where = f" (line {error.problem_mark.line + 1})" if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else ""
-        raise BadSpec(f"{name}: this is no YAML{where}.") from None
-    except BadSpec as error:
-        raise BadSpec(f"{name}: {error}") from None
+        raise BadConfig(f"{name}: this is no YAML{where}.") from None
+    except BadConfig as error:
+        raise BadConfig(f"{name}: {error}") from None
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
-        raise BadSpec(f"{name}: a recipe is a list of `key: value` lines.")
+        raise BadConfig(f"{name}: a recipe is a list of `key: value` lines.")
     return settings, name
 
 
@@ -66,7 +66,7 @@ class _OnceOnly(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for number, key in enumerate(keys):
             if key in keys[:number]:
-                raise BadSpec(f"{key} is set twice, the second time in line {node.value[number][0].start_mark.line + 1}.")
+                raise BadConfig(f"{key} is set twice, the second time in line {node.value[number][0].start_mark.line + 1}.")
         return super().construct_mapping(node, deep)
 
 
@@ -76,8 +76,8 @@ def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[s
     for key, value in parse_changes(changes).items():
         try:
             changed = with_setting(changed, key, value)
-        except BadSpec as error:
-            raise BadSpec(f"--set {error}") from None
+        except BadConfig as error:
+            raise BadConfig(f"--set {error}") from None
     return changed
 
 
@@ -87,7 +87,7 @@ def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key.strip() or not text.strip():
-            raise BadSpec(f"--set {change!r}: write key=value, for instance lr=0.05 or ticket.prune=0.9.")
+            raise BadConfig(f"--set {change!r}: write key=value, for instance lr=0.05 or ticket.prune=0.9.")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
@@ -105,7 +105,7 @@ def with_setting(settings: Mapping[str, Any], key: str, value: Any) -> dict[str,
         inner = inside.get(section)
         inner = {"source": inner} if section == "data" and isinstance(inner, str) else inner
         if inner is not None and not isinstance(inner, dict):
-            raise BadSpec(f"{key}={value!r}: {section} is no section.")
+            raise BadConfig(f"{key}={value!r}: {section} is no section.")
         inside[section] = dict(inner or {})
         inside = inside[section]
     inside[last] = value
@@ -131,6 +131,6 @@ def _number(value: Any) -> Any:
     return value
 
 
-def to_yaml(recipe: SearchSpec) -> str:
+def to_yaml(recipe: SearchConfig) -> str:
     """All settings, the default ones too."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -28,9 +28,9 @@ class Pairs(Dataset):
         return self.item
 
 
-def searched(model=None, train=DATA, val=DATA, spec=None, **options):
+def searched(model=None, train=DATA, val=DATA, config=None, **options):
     model = conv2(**SMALL) if model is None else model
-    return mptify.search(model, train, val, {"epochs": 1} if spec is None else spec, **options)
+    return mptify.search(model, train, val, {"epochs": 1} if config is None else config, **options)
 
 
 def transformed(**settings):
@@ -42,7 +42,7 @@ def saved(architecture=None, **options):
 
 
 def deck_in_training():
-    return mptify.Deck(mptify.load("good.ticket").train(), ["good.ticket"])
+    return mptify.Ensemble(mptify.load("good.ticket").train(), ["good.ticket"])
 
 
 def image(*shape):
@@ -76,9 +76,9 @@ CALLS = {
     "plan: nothing to convert": lambda: mptify.plan(nn.ReLU()),
     "plan: a name": lambda: mptify.plan("resnet18"),
     "plan: no model": lambda: mptify.plan(None),
-    "report: a dense model": lambda: mptify.report(conv2()),
-    "report: a name": lambda: mptify.report("resnet18"),
-    "report: no model": lambda: mptify.report(None),
+    "report: a dense model": lambda: mptify.summary(conv2()),
+    "report: a name": lambda: mptify.summary("resnet18"),
+    "report: no model": lambda: mptify.summary(None),
     "register: no class": lambda: mptify.register(nn.Bilinear(2, 2, 2)),
     "register: no function": lambda: mptify.register(nn.Bilinear)(3),
     "save: a dense model": lambda: mptify.save(conv2(), "a.ticket"),
@@ -137,15 +137,15 @@ CALLS = {
     "ticket_of: no model": lambda: mptify.ticket_of(None),
     "ticket_of: a path": lambda: mptify.ticket_of("good.ticket"),
     "ticket_of: a name": lambda: mptify.ticket_of(small(), architecture="resnet18"),
-    "Deck: no tickets": lambda: mptify.Deck(small(), []),
-    "Deck: another network's": lambda: mptify.Deck(small(), ["plain.ticket"]),
-    "Deck: a file that is not there": lambda: mptify.Deck(small(), ["none.ticket"]),
-    "Deck: numbers": lambda: mptify.Deck(small(), [3]),
-    "Deck: one path": lambda: mptify.Deck(small(), "good.ticket"),
-    "Deck: nothing that can be gone through": lambda: mptify.Deck(small(), 3),
-    "Deck: no model": lambda: mptify.Deck("good.ticket", ["good.ticket"]),
-    "Deck: a dense model": lambda: mptify.Deck(conv2(**SMALL), ["good.ticket"]),
-    "Deck: in training": lambda: deck_in_training()(image(1, 1, 8, 8)),
+    "Ensemble: no tickets": lambda: mptify.Ensemble(small(), []),
+    "Ensemble: another network's": lambda: mptify.Ensemble(small(), ["plain.ticket"]),
+    "Ensemble: a file that is not there": lambda: mptify.Ensemble(small(), ["none.ticket"]),
+    "Ensemble: numbers": lambda: mptify.Ensemble(small(), [3]),
+    "Ensemble: one path": lambda: mptify.Ensemble(small(), "good.ticket"),
+    "Ensemble: nothing that can be gone through": lambda: mptify.Ensemble(small(), 3),
+    "Ensemble: no model": lambda: mptify.Ensemble("good.ticket", ["good.ticket"]),
+    "Ensemble: a dense model": lambda: mptify.Ensemble(conv2(**SMALL), ["good.ticket"]),
+    "Ensemble: in training": lambda: deck_in_training()(image(1, 1, 8, 8)),
     "search: a name for a model": lambda: searched("resnet18"),
     "search: a class for a model": lambda: searched(nn.Linear),
     "search: a ticket for a model": lambda: searched(mptify.read("good.ticket")),
@@ -174,15 +174,15 @@ CALLS = {
     "search: items with floats": lambda: searched(train=Pairs((image(1, 8, 8), 0.5))),
     "search: items without labels": lambda: searched(train=Pairs((image(1, 8, 8), None))),
     "search: one-hot items": lambda: searched(train=Pairs((image(1, 8, 8), torch.eye(3)[0]))),
-    "search: settings that are a word": lambda: searched(spec="fast"),
-    "search: settings that are a list": lambda: searched(spec=["fast"]),
-    "search: no setting of that name": lambda: searched(spec={"learning_rate": 0.1}),
-    "search: a setting of the ticket": lambda: searched(spec={"prune": 0.5}),
-    "search: epochs that are a word": lambda: searched(spec={"epochs": "two"}),
-    "search: a batch that is too small": lambda: searched(spec={"epochs": 1, "batch": 1}),
-    "search: a ticket that is none": lambda: searched(spec={"ticket": 3}),
-    "search: bits of another method": lambda: searched(spec={"ticket": {"bits": "32/32"}}),
-    "search: a tracker that is not there": lambda: searched(spec={"trackers": "nothing"}),
+    "search: settings that are a word": lambda: searched(config="fast"),
+    "search: settings that are a list": lambda: searched(config=["fast"]),
+    "search: no setting of that name": lambda: searched(config={"learning_rate": 0.1}),
+    "search: a setting of the ticket": lambda: searched(config={"prune": 0.5}),
+    "search: epochs that are a word": lambda: searched(config={"epochs": "two"}),
+    "search: a batch that is too small": lambda: searched(config={"epochs": 1, "batch": 1}),
+    "search: a ticket that is none": lambda: searched(config={"ticket": 3}),
+    "search: bits of another method": lambda: searched(config={"ticket": {"bits": "32/32"}}),
+    "search: a tracker that is not there": lambda: searched(config={"trackers": "nothing"}),
     "search: a folder that is not empty": lambda: searched(out="photos"),
     "search: a file for a folder": lambda: searched(out="notes.txt"),
     "search: a number for a folder": lambda: searched(out=3),

@@ -122,7 +122,7 @@ def test_the_zoo_sweeps_goes_on_and_writes_its_table(tmp_path):
 @pytest.mark.parametrize("width", [44, 50, 70, 90, 120])
 def test_a_conversions_table_keeps_names_and_numbers_whole(width):
     out = Console(width=width, file=io.StringIO())
-    out.print(mptify.report(mptify.transform(conv2(), prune=0.8)))
+    out.print(mptify.summary(mptify.transform(conv2(), prune=0.8)))
     text = out.file.getvalue()
     assert "classifier.1" in text
     assert "838,861" in text

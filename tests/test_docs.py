@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def hooks():
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    config = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
+    module = importlib.util.module_from_spec(config)
+    config.loader.exec_module(module)
     return module
 
 

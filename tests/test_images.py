@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import mptify
 from mptify.cli import app
-from mptify.config import DataSpec
+from mptify.config import DataConfig
 from mptify.errors import BadData
 from mptify.models import conv2
 from mptify.training.data import evaluation_batches
@@ -146,7 +146,7 @@ def photos(tmp_path):
 @pytest.mark.parametrize("source", ["imagefolder", "timm:folder"])
 @TIMM_LEAVES_FILES_OPEN
 def test_a_data_set_reads_them_so(photos, source):
-    _, val = load_data(DataSpec(source=f"{source}:{photos}", size=16, workers=0))
+    _, val = load_data(DataConfig(source=f"{source}:{photos}", size=16, workers=0))
     val.mean, val.deviation = (0.0,) * 3, (1 / 255,) * 3
     pixels, labels = next(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))
     for image, label in zip(pixels, labels.tolist(), strict=True):
@@ -165,12 +165,12 @@ def test_a_data_set_reads_them_so(photos, source):
 def test_timm_passes_over_no_broken_image(photos):
     (photos / "val/1/1a.png").write_bytes(b"no picture")
     with pytest.raises(BadData, match=r"1 of 12 images can't be read: .*1a\.png \(no image\)"):
-        load_data(DataSpec(source=f"timm:folder:{photos}", size=16, workers=0))
+        load_data(DataConfig(source=f"timm:folder:{photos}", size=16, workers=0))
 
 
 @TIMM_LEAVES_FILES_OPEN
 def test_an_image_that_timm_finds_broken_later_is_named(photos):
-    _, val = load_data(DataSpec(source=f"timm:folder:{photos}", size=16, workers=0))
+    _, val = load_data(DataConfig(source=f"timm:folder:{photos}", size=16, workers=0))
     (photos / "val/1/1a.png").write_bytes(b"no picture")
     with pytest.raises(BadData, match=r"1a\.png: can't be read"):
         list(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mptify
-from mptify.config import make_spec
+from mptify.config import make_config
 from mptify.nn import functional, layers
 from mptify.nn.layers import ChannelBatchNorm, ScalarBatchNorm, SharedThreshold, Sign, TokenBatchNorm, ticket_class
 
@@ -58,7 +58,7 @@ def seeded(seed):
 def ticket(layer, **settings):
     """The ticket layer of one torch layer, without surgery around it."""
     settings = {"bits": "1/32", "prune": 0.6, **settings}
-    return ticket_class(type(layer)).from_layer(layer, make_spec(settings), name="x", fan_in=layer.weight[0].numel())
+    return ticket_class(type(layer)).from_layer(layer, make_config(settings), name="x", fan_in=layer.weight[0].numel())
 
 
 def case(kind, **settings):
@@ -817,7 +817,7 @@ def test_tied_layers_stay_tied_when_copied_and_converted():
 @every_bits
 def test_a_bare_parameters_ticket_computes_with_it(bits):
     torch.manual_seed(0)
-    bare = layers.TicketParameter(torch.randn(5, 4), make_spec({"bits": bits, "prune": 0.6}), name="x", fan_in=4)
+    bare = layers.TicketParameter(torch.randn(5, 4), make_config({"bits": bits, "prune": 0.6}), name="x", fan_in=4)
     x = torch.randn(3, 4, generator=seeded(1))
     torch.testing.assert_close(bare(x), F.linear(x, parts(bare)[3]))
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mptify.cli import app
 from mptify.cli.recipes import _table, facts_of
 from mptify.config import make_recipe
-from mptify.errors import BadSpec
+from mptify.errors import BadConfig
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
 from mptify.nn.layers import Ticketed
@@ -155,8 +155,8 @@ def test_a_recipe_runs_two_steps_and_what_it_says_arrives(name, places, monkeypa
     seen = {"smoothing": set()}
     make_optimizer, loss_of = loop.make_optimizer, loop.loss_of
 
-    def watched_optimizer(model, spec):
-        seen["model"], seen["optimizer"] = model, make_optimizer(model, spec)
+    def watched_optimizer(model, config):
+        seen["model"], seen["optimizer"] = model, make_optimizer(model, config)
         seen["before"] = {key: value.detach().clone() for key, value in model.named_parameters() if value.requires_grad}
         return seen["optimizer"]
 
@@ -237,7 +237,7 @@ def test_one_recipe_is_printed_as_it_is_with_its_command(tmp_path):
 
 def test_a_wrong_name_is_told_in_one_sentence_with_the_nearest():
     result = _run("vgg_smal_dense")
-    assert isinstance(result.exception, BadSpec)
+    assert isinstance(result.exception, BadConfig)
     assert str(result.exception) == "There is no recipe 'vgg_smal_dense'; did you mean 'vgg_small_dense'?"
     assert str(_run("qqqq").exception) == "There is no recipe 'qqqq'; `mptify recipes` lists them."
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mptify.cli import app
 from mptify.config import make_recipe
-from mptify.errors import BadSpec, MptifyError
+from mptify.errors import BadConfig, MptifyError
 from mptify.report.plots import Curve, Point, curves_of, figure_of
 from mptify.tools import sweep as sweeping
 from mptify.tools.sweep import cells_of, find_sweep, read_results, run_sweep, sweep_names
@@ -119,17 +119,17 @@ def test_a_folder_with_other_runs_is_refused_before_anything_runs(tmp_path, monk
     ],
 )
 def test_a_wrong_sweep_is_one_sentence_that_names_the_file(changes, sentence, tmp_path):
-    with pytest.raises(BadSpec, match=sentence) as caught:
+    with pytest.raises(BadConfig, match=sentence) as caught:
         find_sweep(written(tmp_path, "wrong.yaml", **changes))
     assert "wrong.yaml: " in str(caught.value)
 
 
 def test_wrong_settings_are_told_before_anything_runs(tmp_path):
-    with pytest.raises(BadSpec, match="needs the axis 'width', and these runs don't vary over it"):
+    with pytest.raises(BadConfig, match="needs the axis 'width', and these runs don't vary over it"):
         cells_of(find_sweep(written(tmp_path, lines=[{"name": "a", "axes": "ticket.prune"}])), {})
-    with pytest.raises(BadSpec, match=r"mpt-1-32_width0\.05_prune0\.5_seed3: There is no setting 'epoch'"):
+    with pytest.raises(BadConfig, match=r"mpt-1-32_width0\.05_prune0\.5_seed3: There is no setting 'epoch'"):
         cells_of(find_sweep(written(tmp_path)), {"epoch": 1})
-    with pytest.raises(BadSpec, match="did you mean 'depth_small'"):
+    with pytest.raises(BadConfig, match="did you mean 'depth_small'"):
         find_sweep("depht_small")
 
 

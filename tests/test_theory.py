@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from mptify.cli.theory import theory as command
-from mptify.errors import BadSpec, CannotConvert
+from mptify.errors import BadConfig, CannotConvert
 from mptify.tools import theory
 from mptify.tools.theory import checking, construction
 
@@ -72,7 +72,7 @@ def test_the_gain_is_the_share_of_epsilon_that_arrives_at_lemma_1():
     ],
 )
 def test_bounds_of_nothing_are_refused(call, message):
-    with pytest.raises(BadSpec, match=message):
+    with pytest.raises(BadConfig, match=message):
         call()
 
 
@@ -301,7 +301,7 @@ def test_the_check_can_fail(monkeypatch):
 
 
 def test_too_large_a_network_is_refused_before_it_is_drawn():
-    with pytest.raises(BadSpec, match=r"epsilon=1e-07: the random network would have .* take a larger ε"):
+    with pytest.raises(BadConfig, match=r"epsilon=1e-07: the random network would have .* take a larger ε"):
         theory.check(theory.random_target(2, 4), 1e-7, 0.1)
 
 
@@ -452,6 +452,6 @@ def test_a_broken_promise_is_an_exit_code(monkeypatch):
 )
 def test_bad_arguments_are_told_in_one_sentence(arguments, message):
     result = run(*arguments)
-    assert isinstance(result.exception, BadSpec)
+    assert isinstance(result.exception, BadConfig)
     assert str(result.exception).startswith(message)
     assert "\n" not in str(result.exception)

@@ -22,7 +22,7 @@ from mptify.cli import app
 from mptify.cli.report import report
 from mptify.cli.search import _settings
 from mptify.config import make_recipe
-from mptify.errors import BadSpec, DamagedTicket, MptifyError
+from mptify.errors import BadConfig, DamagedTicket, MptifyError
 from mptify.recipe_files import find_recipe
 from mptify.report.charts import Line, _ticks, lines
 from mptify.report.classes import classes_section
@@ -315,7 +315,7 @@ def test_wrong_places_are_told_in_a_sentence(folder, tmp_path):
     (folder / "metrics.jsonl").write_text("{")
     assert "metrics.jsonl or summary.json is not as a run writes it" in str(refused(folder))
     (folder / "recipe.yaml").write_text("nothing: 1\n")
-    assert isinstance(refused(folder), BadSpec)
+    assert isinstance(refused(folder), BadConfig)
 
 
 def test_only_a_report_is_overwritten(folder, tmp_path):
@@ -338,8 +338,8 @@ def test_no_ticket_writes_into_the_page(ticket, searched, tmp_path):
     layers = {f"{EVIL}{name}": TicketLayer(f"{EVIL}{name}", one.mask, one.gain) for name, one in ticket.layers.items()}
     recipe = ticket.notes["recipe"] | {"about": {EVIL: EVIL}, "data": {"source": EVIL}}
     notes = {EVIL: EVIL, "accuracy": EVIL, "labels": [EVIL] * 10, "input": {"mean": EVIL}, "recipe": recipe, "odd": "\u202e\x00" + EVIL}
-    spec = ticket.spec.model_copy(update={"include": (EVIL,)})
-    write(replace(ticket, layers=layers, notes=notes, spec=spec), tmp_path / "evil.ticket")
+    config = ticket.config.model_copy(update={"include": (EVIL,)})
+    write(replace(ticket, layers=layers, notes=notes, config=config), tmp_path / "evil.ticket")
     page = reported(tmp_path / "evil.ticket")
     assert EVIL in page.texts["layers"]
     assert "\u202e" not in page.source
@@ -379,13 +379,13 @@ def test_pictures_show_each_weight_or_the_means_of_blocks(ticket):
         assert drawn.shape == (-(-plane.shape[0] // down), -(-plane.shape[1] // right))
         assert drawn[0, 0] == np.ceil(plane[:down, :right].mean() / picture.darkest * 15 - 1e-6)
         assert picture.width % drawn.shape[1] == picture.height % drawn.shape[0] == 0
-    kernels = kernels_picture(first, ticket.spec)
+    kernels = kernels_picture(first, ticket.config)
     colours = Image.open(io.BytesIO(base64.b64decode(kernels.address.partition(",")[2])))
     counts = np.bincount(np.asarray(colours).reshape(-1), minlength=34)
     assert kernels.shown == first.shape[0]
-    negative = first.negative(ticket.spec.seed)[first.mask].sum()
+    negative = first.negative(ticket.config.seed)[first.mask].sum()
     assert (counts[:16].sum(), counts[16:32].sum(), counts[33]) == (first.kept - negative, negative, first.size - first.kept)
-    assert kernels_picture(wide, ticket.spec) is None
+    assert kernels_picture(wide, ticket.config) is None
 
 
 def test_many_classes_are_shown_by_their_most_confused_pairs():

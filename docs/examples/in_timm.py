@@ -1,6 +1,6 @@
 import timm
 
-import mptify  # in either order
+import mptify.models.in_timm  # adds our networks to timm
 
 network = timm.create_model("mptify_vgg_small", width=0.5, num_classes=100)
 print(type(network).__name__, sum(parameter.numel() for parameter in network.parameters()), mptify.__version__)

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 import mptify
-from mptify.config import DataSpec
+from mptify.config import DataConfig
 from mptify.models import conv2, conv4
 from mptify.training.sources import load_data
 
 start = sys.argv[1] if len(sys.argv) > 1 else "magnitude"
 if len(sys.argv) > 2:
     network, epochs = conv4(), 3
-    train, val = load_data(DataSpec(source=f"arrays:{sys.argv[2]}", train_images=10_000, holdout=5_000, crop=4, flip=True))
+    train, val = load_data(DataConfig(source=f"arrays:{sys.argv[2]}", train_images=10_000, holdout=5_000, crop=4, flip=True))
 else:
     network, epochs = conv2(in_chans=1, input_size=8), 2
-    train, val = load_data(DataSpec(source="digits", crop=1))
+    train, val = load_data(DataConfig(source="digits", crop=1))
 
 if start == "last_norm":  # a BatchNorm behind the last layer
     network = nn.Sequential(network, nn.BatchNorm1d(10))

@@ -260,7 +260,7 @@ def prune_rates(
     from rich.table import Table
 
     from mptify.cli.console import console
-    from mptify.errors import BadSpec
+    from mptify.errors import BadConfig
     from mptify.files import check_writable
     from mptify.tools import bench_inference as measure
 
@@ -268,7 +268,7 @@ def prune_rates(
     if plot is not None:
         check_writable(plot)
         if plot.suffix not in (".png", ".svg"):
-            raise BadSpec(f"--plot {plot}: a .png or .svg file is drawn.")
+            raise BadConfig(f"--plot {plot}: a .png or .svg file is drawn.")
     _set_threads(threads)
     rates = [0.0, 0.25, 0.5, 0.625, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98]
     with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:

@@ -38,7 +38,7 @@ def convert(
     num_classes: Annotated[int | None, typer.Option(help="Classes of the network's head.")] = None,
     in_chans: Annotated[int | None, typer.Option(help="Channels of the input images.")] = None,
     input_size: Annotated[int | None, typer.Option(help="Pixels of a square input, for networks built for one size.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     graph: Annotated[Path | None, typer.Option(help="Write a picture (SVG) of what was changed.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the ticket, with its first mask, to this file.")] = None,
     standalone: Annotated[
@@ -48,7 +48,7 @@ def convert(
 ) -> None:
     """Turn a torchvision or timm network into its multi-prize version and show what was done to it."""
     from mptify.cli.console import console
-    from mptify.config import make_spec
+    from mptify.config import make_config
     from mptify.files import check_writable, write_whole
 
     settings: dict[str, Any] = {
@@ -57,7 +57,7 @@ def convert(
         "learn_bn": learn_bn, "bias": bias, "other": other, "init": init, "score_grad": score_grad, "sign_width": sign_width,
         "seed": seed, "strict": strict,
     }  # fmt: skip
-    make_spec(settings)  # a wrong setting is told before anything is built
+    make_config(settings)  # a wrong setting is told before anything is built
     for path in (graph, out):
         if path is not None:
             check_writable(path)
@@ -65,7 +65,7 @@ def convert(
     from mptify.models import registry
     from mptify.models.init_mode import InitMode
     from mptify.surgery import transform
-    from mptify.surgery.model_summary import report
+    from mptify.surgery.model_summary import summary
 
     entry = registry.resolve(model)
     if entry.shadowed and ":" not in model:
@@ -75,7 +75,7 @@ def convert(
     with InitMode("drawn" if careful else "constant", seed):  # what surgery leaves alone, such as position embeddings, counts
         network = registry.build(entry, **arguments)
     ticketed = transform(network, **settings)
-    result = report(ticketed)
+    result = summary(ticketed)
     if as_json:
         typer.echo(json.dumps({"model": str(entry), **result.as_dict()}, indent=1, ensure_ascii=False))
     else:
@@ -99,7 +99,7 @@ def convert(
 
 
 def _overrides(given: list[str]) -> dict[str, float]:
-    from mptify.errors import BadSpec
+    from mptify.errors import BadConfig
 
     overrides = {}
     for one in given:
@@ -109,5 +109,5 @@ def _overrides(given: list[str]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals:
-            raise BadSpec(f"--prune-at {one!r}: write PATTERN=FRACTION, for instance 'layer1.*=0.5'.")
+            raise BadConfig(f"--prune-at {one!r}: write PATTERN=FRACTION, for instance 'layer1.*=0.5'.")
     return overrides

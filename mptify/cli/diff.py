@@ -46,6 +46,6 @@ def diff(
         table.add_row(*(cells[column] for column in columns))
     out.print(table)
     both, kept = sum(overlap.both for overlap in overlaps), one.kept
-    same_seed = "the same seed" if one.spec.seed == other.spec.seed else "different seeds, so that a weight in both may differ in sign"
+    same_seed = "the same seed" if one.config.seed == other.config.seed else "different seeds, so that a weight in both may differ in sign"
     verdict = "The tickets are equal." if one == other else f"{100 * both / kept:.2f} % of A's survivors are B's too"
     typer.echo(verdict if one == other else f"{verdict}; {same_seed}.")

@@ -30,7 +30,7 @@ def evaluate(
     from rich.progress import Progress
 
     from mptify.cli.console import console
-    from mptify.config import DataSpec, checked
+    from mptify.config import DataConfig, checked
     from mptify.errors import MptifyError
     from mptify.recipe_files import with_settings
     from mptify.runtime.loading import load
@@ -55,7 +55,7 @@ def evaluate(
             settings["size"] = shape[-1]
     if "source" not in settings:
         raise MptifyError(f"{file}: does not say what it was searched on; --data names the images.")
-    _, images = load_data(checked(DataSpec, with_settings(settings, changes or [])), only_val=True)
+    _, images = load_data(checked(DataConfig, with_settings(settings, changes or [])), only_val=True)
     model = load(file, device=device)
     images = with_labels_of(as_seen(images, ticket.notes), ticket.notes, classes_of(model, images, device))
     out = console()

@@ -88,7 +88,7 @@ def _facts(summary: Any) -> list[tuple[str, str]]:
     gains = len(summary.layers)
     rows = [
         ("network", (summary.architecture or "a module of the writer's own: pass it to mptify.load") + given),
-        ("made with", _settings(summary.spec)),
+        ("made with", _settings(summary.config)),
         ("kept", f"{summary.kept:,} of {summary.weights:,} weights ({100 * summary.kept / summary.weights:.2f} %)"),
         ("masks", f"{summary.mask_bytes:,} bytes, {share:.2f} % of n·H(kept/n)"),
         ("floats", f"{summary.stored_floats:,} stored, of {summary.floats + gains:,} ({gains:,} gains); computes in {summary.dtype}"),
@@ -101,11 +101,11 @@ def _facts(summary: Any) -> list[tuple[str, str]]:
     return [*rows, ("sha256", summary.digest)]
 
 
-def _settings(spec: dict[str, Any]) -> str:
-    from mptify.config import TicketSpec
+def _settings(config: dict[str, Any]) -> str:
+    from mptify.config import TicketConfig
 
-    plain = TicketSpec.model_validate({}).model_dump(mode="json")
-    changed = {key: value for key, value in spec.items() if value != plain[key] or key in ("bits", "prune", "seed")}
+    plain = TicketConfig.model_validate({}).model_dump(mode="json")
+    changed = {key: value for key, value in config.items() if value != plain[key] or key in ("bits", "prune", "seed")}
     return ", ".join(f"{key}={value}" for key, value in changed.items())
 
 

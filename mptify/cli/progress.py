@@ -63,11 +63,11 @@ class Progress(Watcher):
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
 
-    def begin(self, spec: Any, steps: int, epoch: int, step: int) -> None:
-        self.spec, self.steps, self.epoch_began = spec, steps, time.monotonic()
+    def begin(self, config: Any, steps: int, epoch: int, step: int) -> None:
+        self.config, self.steps, self.epoch_began = config, steps, time.monotonic()
         for headline in self.headlines:  # now that nothing is left to go wrong with the settings
             say(headline)
-        self.task = self.bars.add_task(self.title, total=spec.epochs * steps, completed=epoch * steps + step, text="")
+        self.task = self.bars.add_task(self.title, total=config.epochs * steps, completed=epoch * steps + step, text="")
         if epoch or step:
             say(f"{self.title}: goes on at epoch {epoch + 1}, step {step}")
 
@@ -77,7 +77,7 @@ class Progress(Watcher):
             speed_text = f"{speed:,.0f} img/s" if self.console.width >= 80 or not self.live else ""  # else bar and time left give way
             flipped_text = "" if self.flipped is None else f"flipped {100 * self.flipped:.1f} %"
             self.text = "  ".join(filter(None, (f"loss {loss:.3f}", f"acc {100 * accuracy:.1f} %", speed_text, flipped_text)))
-        place = f"{self.title} {epoch + 1}/{self.spec.epochs}"
+        place = f"{self.title} {epoch + 1}/{self.config.epochs}"
         self.bars.update(self.task, completed=epoch * self.steps + step, description=place, text=self.text)
         if not self.live and time.monotonic() - self.told > 60:
             self._line(f"{place}  step {step}/{self.steps}  {self.text}")
@@ -86,7 +86,7 @@ class Progress(Watcher):
         self.flipped, self.epoch_began = row.get("flipped"), time.monotonic()
         flipped = "" if self.flipped is None else f"  flipped {100 * self.flipped:4.1f} %"
         self._line(
-            f"{self.title:<6} {row['epoch']:>3}/{self.spec.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f} %  "
+            f"{self.title:<6} {row['epoch']:>3}/{self.config.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f} %  "
             f"val {100 * row['val_accuracy']:6.2f} %{flipped}  {row['images_per_second']:,.0f}/s"
         )
 

@@ -71,7 +71,7 @@ def _settings(
 ) -> Any:
     """The checked recipe."""
     from mptify.config import make_recipe
-    from mptify.errors import BadSpec
+    from mptify.errors import BadConfig
     from mptify.recipe_files import find_recipe, with_settings
     from mptify.ticket.state import read
     from mptify.training.run_folder import Run
@@ -87,16 +87,16 @@ def _settings(
         if recipe is None and isinstance(searched, dict):  # as it was found
             settings, origin = {**searched, "baseline": None}, what
         if ticket.architecture is None:
-            raise BadSpec(f"{what}: is a ticket of a model that no registry knows; mptify.search(model, ...) takes yours.")
-        spec = ticket.spec.model_dump(mode="json")
-        method = {} if ticket.spec.weight_bits == 1 else {"method": "edgepopup"}
-        settings = {**settings, **method, "model": str(ticket.architecture), "ticket": spec, "start": str(Path(what).resolve())}
+            raise BadConfig(f"{what}: is a ticket of a model that no registry knows; mptify.search(model, ...) takes yours.")
+        config = ticket.config.model_dump(mode="json")
+        method = {} if ticket.config.weight_bits == 1 else {"method": "edgepopup"}
+        settings = {**settings, **method, "model": str(ticket.architecture), "ticket": config, "start": str(Path(what).resolve())}
     elif what is not None and re.match(r"[\w.]+=", what):
-        raise BadSpec(f"{what}: is no network; settings are changed with --set {what}.")
+        raise BadConfig(f"{what}: is no network; settings are changed with --set {what}.")
     elif what is not None and ("/" in what or what.endswith(".ticket")):
         if Path(what).is_dir():
             read(what)  # which says where in the folder its ticket is
-        raise BadSpec(f"{what}: there is no such file.")
+        raise BadConfig(f"{what}: there is no such file.")
     elif what is not None:
         settings = {**settings, "model": what}
     if data is not None:
@@ -110,11 +110,11 @@ def _settings(
 
 
 def _require_whole(settings: dict[str, Any], origin: str) -> None:
-    from mptify.errors import BadSpec
+    from mptify.errors import BadConfig
 
     for key, question in _QUESTIONS.items():
         if key not in settings:
-            raise BadSpec(f"{origin + ': ' if origin else ''}{key} is missing: {question}")
+            raise BadConfig(f"{origin + ': ' if origin else ''}{key} is missing: {question}")
 
 
 _QUESTIONS = {
@@ -211,8 +211,8 @@ def _headline(recipe: Any, entry: Any, train: Any, val: Any, folder: Path) -> st
     from mptify.cli.progress import processes
     from mptify.training.data import sizes
 
-    spec = recipe.spec
-    how = "dense training" if recipe.method == "dense" else f"{recipe.method}, {spec.bits} bits, {100 * spec.prune:g} % pruned"
+    config = recipe.ticket
+    how = "dense training" if recipe.method == "dense" else f"{recipe.method}, {config.bits} bits, {100 * config.prune:g} % pruned"
     together = f"; {processes()} processes" if processes() > 1 else ""
     what = f"{len(train):,} images of {sizes(train.shape())} to train, {len(val):,} to validate, {train.classes} classes"
     return f"{entry}: {how}; {what}; {folder}{together}"

@@ -36,12 +36,12 @@ def theory(
     from rich.progress import Progress
 
     from mptify.cli.console import console
-    from mptify.errors import BadSpec
+    from mptify.errors import BadConfig
     from mptify.tools.theory import check, extreme_target, random_target
 
     kinds: dict[str, Any] = {"random": random_target, "extreme": extreme_target}
     if target not in kinds:
-        raise BadSpec(f"target={target!r}: should be random or extreme.")
+        raise BadConfig(f"target={target!r}: should be random or extreme.")
     one = seeds == 0 or any(value is not None for value in (depth, width, sparsity, epsilon, delta, inputs))
     networks = [(_given(depth, 2), _given(width, 8), sparsity)] if one else _NETWORKS
     promises = [(_given(epsilon, 0.1), _given(delta, 0.01))] if one else _PROMISES

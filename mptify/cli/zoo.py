@@ -30,19 +30,19 @@ def zoo(
     An interrupted sweep goes on where it was; one bad model never stops it. The exit code is 1 if any model failed.
     """
     from mptify.cli.console import console
-    from mptify.errors import BadSpec
+    from mptify.errors import BadConfig
     from mptify.files import check_writable, write_whole
     from mptify.models import registry
     from mptify.tools import zoo_check
 
     chosen = [entry for entry in registry.all_entries() if pattern is None or _matches(entry, pattern)]
     if not chosen:
-        raise BadSpec(f"--filter {pattern!r} matches no model; `mptify zoo --list` shows all names.")
+        raise BadConfig(f"--filter {pattern!r} matches no model; `mptify zoo --list` shows all names.")
     if names:
         typer.echo("\n".join(str(entry) for entry in chosen))
         return
     if not everything and pattern is None:
-        raise BadSpec("Say which models: --all, or --filter PATTERN, such as --filter 'torchvision:resnet*'.")
+        raise BadConfig("Say which models: --all, or --filter PATTERN, such as --filter 'torchvision:resnet*'.")
     if table is not None:
         check_writable(table)
     made_before = zoo_check.read_rows(rows)

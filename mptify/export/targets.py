@@ -68,8 +68,8 @@ def export(path: str | Path, to: str, out: str | Path) -> Exported:
 
 
 def _dense(ticket: Ticket, model: nn.Module, images: Tensor) -> tuple[bytes, float]:
-    if ticket.spec.activation_bits == 1:
-        raise MptifyError(f"A ticket of {ticket.spec.bits} bits has signs where its dense network has activations; --to onnx keeps them.")
+    if ticket.config.activation_bits == 1:
+        raise MptifyError(f"A ticket of {ticket.config.bits} bits has signs where its dense network has activations; --to onnx keeps them.")
     assert ticket.architecture is not None
     with InitMode("constant"):
         network = registry.build(registry.resolve(str(ticket.architecture)), **ticket.architecture.arguments).eval()

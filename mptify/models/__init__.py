@@ -15,10 +15,11 @@ from mptify.models.resnet import resnet18_cifar, resnet20_cifar, resnet56_cifar,
 from mptify.models.vgg import vgg_small
 
 __all__ = [
-    "BUILDERS", "build", "conv2", "conv4", "conv6", "conv8", "is_known", "resnet18_cifar", "resnet20_cifar", "resnet56_cifar", "vgg_small",
-    "wide_resnet34_2",
+    "BUILDERS", "TIMM_PREFIX", "build", "conv2", "conv4", "conv6", "conv8", "is_known", "resnet18_cifar", "resnet20_cifar",
+    "resnet56_cifar", "vgg_small", "wide_resnet34_2",
 ]  # fmt: skip
 
+TIMM_PREFIX = "mptify_"  # of our networks in timm, see `mptify.models.in_timm`
 _ALL = (conv2, conv4, conv6, conv8, vgg_small, resnet18_cifar, resnet20_cifar, resnet56_cifar, wide_resnet34_2)
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for builder in _ALL}

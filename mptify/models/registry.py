@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mptify import models
-from mptify.errors import BadSpec, UnknownModel, first_line
-from mptify.models.in_timm import PREFIX
+from mptify.errors import BadConfig, UnknownModel, first_line
 
 __all__ = ["Entry", "all_entries", "build", "example_inputs", "hub_task", "resolve", "tensors_in", "training_loss"]
 
@@ -45,7 +44,7 @@ def _names(source: str) -> tuple[str, ...]:
         return tuple(models.BUILDERS)
     import timm
 
-    return tuple(name for name in timm.list_models() if not name.startswith(PREFIX))  # ours are registered there too
+    return tuple(name for name in timm.list_models() if not name.startswith(models.TIMM_PREFIX))  # ours are registered there too
 
 
 def all_entries() -> list[Entry]:
@@ -60,8 +59,9 @@ def resolve(text: str) -> Entry:
         raise UnknownModel(f"{text}: {source!r} is no source of models; write {' or '.join(f'{one}:{name}' for one in _SOURCES)}.")
     if not colon and name in _names("torchvision"):  # without waiting for timm's import
         return Entry("torchvision", name, shadowed=_timm_defines(name))
-    if source in ("", "timm") and name.startswith(PREFIX) and models.is_known(name.removeprefix(PREFIX)):  # as timm calls ours
-        return Entry("mptify", name.removeprefix(PREFIX))
+    ours = name.removeprefix(models.TIMM_PREFIX)
+    if source in ("", "timm") and ours != name and models.is_known(ours):
+        return Entry("mptify", ours)
     sources = (source,) if colon else _SOURCES
     if "mptify" in sources and models.is_known(name):  # timm has none of these names, and need not be imported to say so
         return Entry("mptify", name)
@@ -87,7 +87,7 @@ def build(entry: Entry, *, num_classes: int | None = None, in_chans: int | None 
     """The network, with fresh weights on the current default device; nothing is downloaded."""
     for setting, value in {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}.items():
         if value is not None and value < 1:
-            raise BadSpec(f"{setting}={value}: at least 1 is needed.")
+            raise BadConfig(f"{setting}={value}: at least 1 is needed.")
     try:
         if entry.source == "mptify":
             return _build_ours(entry, num_classes, in_chans, input_size)
@@ -97,7 +97,7 @@ def build(entry: Entry, *, num_classes: int | None = None, in_chans: int | None 
     except (AssertionError, ValueError) as error:
         if input_size is None:
             raise
-        raise BadSpec(f"{entry} can't be built for images of {input_size} pixels ({first_line(error)}).") from error
+        raise BadConfig(f"{entry} can't be built for images of {input_size} pixels ({first_line(error)}).") from error
 
 
 def _build_ours(entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None) -> nn.Module:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mptify.config import TicketSpec
-from mptify.errors import BadSpec, CannotConvert, NotKept, NoTorchScript
+from mptify.config import TicketConfig
+from mptify.errors import BadConfig, CannotConvert, NotKept, NoTorchScript
 from mptify.nn import functional, init
 from mptify.nn.applying import EscapedWeight, along, apply_weight
 from mptify.nn.bare import Bare
@@ -69,7 +69,7 @@ class Ticketed(Bare):
     def from_layer(
         cls,
         layer: nn.Module,
-        spec: TicketSpec,
+        config: TicketConfig,
         *,
         name: str,
         fan_in: int,
@@ -87,22 +87,22 @@ class Ticketed(Bare):
             ticket.__dict__[store] = layer.__dict__[store].copy()
         ticket._gain_can_move = gain_can_move
         own = ticket._parameters.pop(cls._weight_name, None)
-        ticket._set_up(own if weight is None else weight, spec, name, fan_in)
+        ticket._set_up(own if weight is None else weight, config, name, fan_in)
         offset = ticket._parameters.get(bias)
         if offset is not None:
             ticket._parameters[bias] = None
-            if spec.bias == "learn":
+            if config.bias == "learn":
                 learned = nn.Parameter(offset.detach().clone())
                 ticket._parameters["offset" if ticket.gain_outside else bias] = learned
         return ticket
 
     _weight_name = "weight"
 
-    def _set_up(self, weight: Tensor, spec: TicketSpec, name: str, fan_in: int) -> None:
-        prune = spec.prune_of(name)
+    def _set_up(self, weight: Tensor, config: TicketConfig, name: str, fan_in: int) -> None:
+        prune = config.prune_of(name)
         self.ticket_name = name
-        self.weight_bits, self.activation_bits = spec.weight_bits, spec.activation_bits
-        self.score_grad = spec.score_grad
+        self.weight_bits, self.activation_bits = config.weight_bits, config.activation_bits
+        self.score_grad = config.score_grad
         self.before = None
         self.threshold = None
         self.kept = functional.kept_count(weight.numel(), prune)
@@ -112,8 +112,8 @@ class Ticketed(Bare):
         shape, device = tuple(weight.shape), weight.device
         # A parameter, not a buffer: DistributedDataParallel sends buffers to every process again in every step.
         self.deviation = init.standard_deviation(fan_in, prune)
-        self._parameters["frozen"] = nn.Parameter(_frozen(weight, spec, name, self.deviation), requires_grad=False)
-        first = _on_device(lambda: init.scores(spec.seed, name, weight.numel(), 1 / math.sqrt(fan_in)), shape, device)
+        self._parameters["frozen"] = nn.Parameter(_frozen(weight, config, name, self.deviation), requires_grad=False)
+        first = _on_device(lambda: init.scores(config.seed, name, weight.numel(), 1 / math.sqrt(fan_in)), shape, device)
         self._parameters["scores"] = nn.Parameter(first)
         self._forget()
 
@@ -281,7 +281,7 @@ class Ticketed(Bare):
     def set_prune_(self, prune: float) -> None:
         """Remove another fraction from now on (a prune schedule's step)."""
         if self.is_bare:
-            raise BadSpec(f"{self.ticket_name}: was loaded from a file without scores, which would say what to remove.")
+            raise BadConfig(f"{self.ticket_name}: was loaded from a file without scores, which would say what to remove.")
         if self.threshold is not None:
             self.threshold.set_prune_(prune)
         else:
@@ -399,11 +399,11 @@ def _empty_ticket(base: type, weight_name: str) -> Any:
     return cls.__new__(cls)
 
 
-def _frozen(weight: Tensor, spec: TicketSpec, name: str, deviation: float) -> Tensor:
-    if spec.init == "keep":
+def _frozen(weight: Tensor, config: TicketConfig, name: str, deviation: float) -> Tensor:
+    if config.init == "keep":
         return weight.detach().to(torch.float32).contiguous() + 0.0  # -0.0 becomes 0.0, whose sign is +1
     shape = tuple(weight.shape)
-    return _on_device(lambda: init.frozen_weight(spec.seed, name, shape, spec.init, deviation), shape, weight.device)
+    return _on_device(lambda: init.frozen_weight(config.seed, name, shape, config.init, deviation), shape, weight.device)
 
 
 def _on_device(draw: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -453,9 +453,9 @@ class TicketParameter(Ticketed, nn.Module):
 
     bias = None
 
-    def __init__(self, parameter: Tensor, spec: TicketSpec, *, name: str, fan_in: int, axis: int = -1):
+    def __init__(self, parameter: Tensor, config: TicketConfig, *, name: str, fan_in: int, axis: int = -1):
         super().__init__()
-        self._set_up(parameter, spec, name, fan_in)
+        self._set_up(parameter, config, name, fan_in)
         self.channel_axis = axis
 
     def forward(self, x: Tensor, function: str = "linear", *args: Any, **kwargs: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 
 import safetensors.numpy
 
-from mptify.config import Recipe, SearchSpec, make_recipe, make_search_spec
-from mptify.errors import BadSpec, MptifyError
+from mptify.config import Recipe, SearchConfig, make_recipe, make_search_config
+from mptify.errors import BadConfig, MptifyError
 from mptify.recipe_files import find_recipe
 from mptify.ticket.codec import Ticket
 from mptify.ticket.state import read_both
@@ -54,7 +54,7 @@ class Findings:
     """All that a page can show. A file alone has no course; dense training, and a search in its first epoch, have no ticket."""
 
     place: Path
-    recipe: SearchSpec | None
+    recipe: SearchConfig | None
     course: Course | None = None
     baseline: Course | None = None
     cut: Cut | None = None
@@ -94,7 +94,7 @@ def _of_run(folder: Path) -> Findings:
     if not run.recipe.is_file():
         raise MptifyError(f"{folder} holds no run: there is no recipe.yaml in it, which `mptify search` begins with.")
     settings, origin = find_recipe(str(run.recipe))
-    recipe = make_recipe(settings, origin) if "model" in settings else make_search_spec(settings)
+    recipe = make_recipe(settings, origin) if "model" in settings else make_search_config(settings)
     below, last = Run(folder / "baseline"), run.ticket("last")
     baseline = None
     if below.recipe.is_file():
@@ -102,7 +102,7 @@ def _of_run(folder: Path) -> Findings:
     return Findings(folder, recipe, _course(run, recipe), baseline, _cut(last) if last.is_file() else None)
 
 
-def _course(run: Run, recipe: SearchSpec) -> Course:
+def _course(run: Run, recipe: SearchConfig) -> Course:
     try:
         rows, summary = run.read_metrics(), run.read_summary() if run.has_summary else {}
         for row in rows:
@@ -121,12 +121,12 @@ def _cut(file: Path) -> Cut:
     return Cut(file, ticket, summarize(ticket, data), sections)
 
 
-def _noted_recipe(ticket: Ticket) -> SearchSpec | None:
+def _noted_recipe(ticket: Ticket) -> SearchConfig | None:
     """As the ticket tells it; anybody may have written that, so what means nothing is nothing."""
     noted = ticket.notes.get("recipe")
     if not isinstance(noted, dict):
         return None
     try:
-        return make_recipe(noted) if "model" in noted else make_search_spec(noted)
-    except BadSpec:
+        return make_recipe(noted) if "model" in noted else make_search_config(noted)
+    except BadConfig:
         return None

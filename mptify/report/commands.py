@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mptify.config import Recipe, TicketSpec, make_recipe
+from mptify.config import Recipe, TicketConfig, make_recipe
 from mptify.recipe_files import with_settings
 from mptify.ticket.codec import Ticket
 
@@ -46,12 +46,12 @@ def search_command(recipe: Recipe, out: Path) -> str:
 
 def convert_command(ticket: Ticket, out: Path) -> str | None:
     """`mptify convert ...` for a ticket of a named network that nobody searched; None where no registry knows the network."""
-    built, spec = ticket.architecture, ticket.spec
+    built, config = ticket.architecture, ticket.config
     if built is None:
         return None
-    words: list[Any] = ["convert", str(built), "--bits", spec.bits, "--prune", f"{spec.prune:.15g}"]
-    usual = TicketSpec.model_validate({})
-    for name, value in spec:
+    words: list[Any] = ["convert", str(built), "--bits", config.bits, "--prune", f"{config.prune:.15g}"]
+    usual = TicketConfig.model_validate({})
+    for name, value in config:
         option = f"--{name.replace('_', '-')}"
         if name in ("bits", "prune") or value == getattr(usual, name):
             continue
@@ -63,7 +63,7 @@ def convert_command(ticket: Ticket, out: Path) -> str | None:
             words += [option] if name in _FLAGS else [option, value]
     for name, value in built.arguments.items():
         words += [f"--{name.replace('_', '-')}", value]
-    if spec.init != "keep" and any(layer.signs is not None or layer.values is not None for layer in ticket.layers.values()):
+    if config.init != "keep" and any(layer.signs is not None or layer.values is not None for layer in ticket.layers.values()):
         words.append("--standalone")
     if any(value.dtype == np.float16 for value in ticket.floats.values()):
         words.append("--float16")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mptify.config import Recipe
-from mptify.errors import BadSpec, MptifyError, first_line
+from mptify.errors import BadConfig, MptifyError, first_line
 from mptify.models import registry
 from mptify.report.collect import Findings
 from mptify.runtime.loading import load
@@ -105,7 +105,7 @@ def require_device(device: str) -> None:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter from builds of torch that know no such device
-        raise BadSpec(f"--device {device}: {first_line(error)}.") from None
+        raise BadConfig(f"--device {device}: {first_line(error)}.") from None
 
 
 def _network(findings: Findings, recipe: Recipe, images: Images) -> nn.Module:

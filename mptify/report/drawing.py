@@ -121,11 +121,11 @@ def _place(blocks: list[Block]) -> None:
 
 
 def _svg(name: str, found: Outline) -> str:
-    plan, spec, blocks = found.plan, found.plan.spec, found.blocks
+    plan, config, blocks = found.plan, found.plan.config, found.blocks
     kept = sum(layer.kept for layer in plan.layers if not layer.tied_to)
     share = f"{short_count(kept)} of {short_count(plan.converted)}"
     dense = f"{len(plan.left_dense)} layers stay dense" if plan.left_dense else "no layer stays dense"
-    title = f"{escape(name)} → {spec.bits} ticket, prune {spec.prune:g}"
+    title = f"{escape(name)} → {config.bits} ticket, prune {config.prune:g}"
     width = max(*(block.x + block.width for block in blocks), 640)
     legend, top = _legend(found.boxes, width)
     height = top + max(block.bottom for block in blocks)

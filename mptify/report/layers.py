@@ -19,7 +19,7 @@ MOST_PICTURES, OPEN_TABLE, FEW_LAYERS = 400, 24, 60
 
 
 def layers_section(cut: Cut) -> Markup:
-    layers, binary = cut.summary.layers, cut.ticket.spec.weight_bits == 1
+    layers, binary = cut.summary.layers, cut.ticket.config.weight_bits == 1
     names = [layer.name for layer in layers]
     scale = "Gain" if binary else "Standard deviation of the frozen weights"
     by_filter = [(layer.sparsest_filter, layer.densest_filter) for layer in layers] if len(layers) <= FEW_LAYERS else []
@@ -42,7 +42,7 @@ def layers_section(cut: Cut) -> Markup:
 
 
 def _layer_table(cut: Cut) -> Markup:
-    scale = "gain" if cut.ticket.spec.weight_bits == 1 else "deviation"
+    scale = "gain" if cut.ticket.config.weight_bits == 1 else "deviation"
     heads = ["", "layer", "shape", "kept", "density", "by filter", scale, "bits/weight", "entropy", "of it", "coded as"]
     rows = [
         (
@@ -118,12 +118,12 @@ def masks_section(cut: Cut) -> Markup:
 
 def _kernels(cut: Cut) -> Markup | None:
     layer = next(iter(cut.ticket.layers.values()))
-    picture = kernels_picture(layer, cut.ticket.spec)
+    picture = kernels_picture(layer, cut.ticket.config)
     if picture is None:
         return None
     which = f"the first {picture.shown} of {layer.shape[0]} filters" if picture.shown < layer.shape[0] else f"all {picture.shown} filters"
     channels = "" if layer.shape[1] == 1 else f", {layer.shape[1]} kernels each, one per channel"
-    shade = "" if cut.ticket.spec.weight_bits == 1 else "; larger ones are darker"
+    shade = "" if cut.ticket.config.weight_bits == 1 else "; larger ones are darker"
     about = (f"{layer.name}: {which}{channels}. ", tag("span", "+", class_="plus"), " in blue, ", tag("span", "−", class_="minus"),
              f" in orange, pruned weights grey{shade}.")  # fmt: skip
     image = tag("img", src=picture.address, width=picture.width, height=picture.height, alt=f"Kernels of {layer.name}, {which}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptify.config import TicketSpec
+from mptify.config import TicketConfig
 from mptify.ticket.codec import TicketLayer
 
 __all__ = ["Picture", "kernels_picture", "mask_picture"]
@@ -59,7 +59,7 @@ def _means(plane: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     return shares
 
 
-def kernels_picture(layer: TicketLayer, spec: TicketSpec) -> Picture | None:
+def kernels_picture(layer: TicketLayer, config: TicketConfig) -> Picture | None:
     """The filters of a convolution that sees images: a kernel per channel, side by side; None for any other layer.
 
     Survivors are blue where positive and orange where negative; of 32-bit weights, larger ones are darker.
@@ -74,7 +74,7 @@ def kernels_picture(layer: TicketLayer, spec: TicketSpec) -> Picture | None:
     rows = min(-(-filters // in_row), max(1, (_KERNELS_HIGH // scale + 2) // (down + 2)))
     shown = min(filters, rows * in_row)
     canvas = np.full((rows * (down + 2) - 2, width), 2 * _SHADES, np.uint8)
-    cells = _signed_shades(layer, spec)
+    cells = _signed_shades(layer, config)
     for place in range(shown):
         top, left = place // in_row * (down + 2), place % in_row * (across + 2)
         for channel in range(channels):
@@ -85,12 +85,12 @@ def kernels_picture(layer: TicketLayer, spec: TicketSpec) -> Picture | None:
     return Picture(_png(canvas, palette), scale * canvas.shape[1], scale * canvas.shape[0], shown=shown)
 
 
-def _signed_shades(layer: TicketLayer, spec: TicketSpec) -> np.ndarray:
+def _signed_shades(layer: TicketLayer, config: TicketConfig) -> np.ndarray:
     """Places in the palette of kernels: a shade of blue or orange for survivors, grey for what is pruned."""
-    weights = np.abs(layer.weights(spec)) * layer.mask
+    weights = np.abs(layer.weights(config)) * layer.mask
     largest = max(float(weights.max()), 1e-12)
     shade = np.clip(np.ceil(weights / largest * _SHADES) - 1, 0, _SHADES - 1).astype(np.uint8)
-    return np.where(layer.mask, shade + _SHADES * layer.negative(spec.seed).astype(np.uint8), 2 * _SHADES + 1).astype(np.uint8)
+    return np.where(layer.mask, shade + _SHADES * layer.negative(config.seed).astype(np.uint8), 2 * _SHADES + 1).astype(np.uint8)
 
 
 def _png(index: np.ndarray, palette: list[tuple[int, int, int, int]]) -> str:

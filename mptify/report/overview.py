@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mptify.config import DataSpec, Recipe, SearchSpec, TicketSpec
+from mptify.config import DataConfig, Recipe, SearchConfig, TicketConfig
 from mptify.recipe_files import to_yaml
 from mptify.report.charts import Line, in_percent, lines
 from mptify.report.collect import Course, Cut, Findings
@@ -33,11 +33,11 @@ def title_of(findings: Findings) -> str:
     name = findings.network.rpartition(":")[2]
     if findings.cut is not None:
         summary = findings.cut.summary
-        return f"{name}, {summary.spec['bits']} ticket, {100 * (1 - summary.kept / summary.weights):.4g} % pruned"
+        return f"{name}, {summary.config['bits']} ticket, {100 * (1 - summary.kept / summary.weights):.4g} % pruned"
     if findings.is_dense:
         return f"{name}, dense training"
-    spec = findings.recipe.spec if findings.recipe is not None else None
-    return name if spec is None else f"{name}, search for a {spec.bits} ticket, {100 * spec.prune:.4g} % pruned"
+    config = findings.recipe.ticket if findings.recipe is not None else None
+    return name if config is None else f"{name}, search for a {config.bits} ticket, {100 * config.prune:.4g} % pruned"
 
 
 # -- the figures first -----------------------------------------------------------------------------------------------------
@@ -53,9 +53,9 @@ def tiles(findings: Findings) -> Markup:
     if findings.cut is not None:
         found += _ticket_tiles(findings.cut)
     elif findings.recipe is not None and not findings.is_dense:
-        spec = findings.recipe.spec
-        found.append(("bits", spec.bits, "per weight / per activation"))
-        found.append(("to prune", f"{100 * spec.prune:.4g} %", "there is no ticket yet"))
+        config = findings.recipe.ticket
+        found.append(("bits", config.bits, "per weight / per activation"))
+        found.append(("to prune", f"{100 * config.prune:.4g} %", "there is no ticket yet"))
     if findings.course is not None:
         course = findings.course
         state = "finished" if course.finished else "stopped, or still going"
@@ -86,11 +86,11 @@ def _beside(findings: Findings) -> str:
 def _ticket_tiles(cut: Cut) -> list[tuple[str, str, str]]:
     summary = cut.summary
     float32 = 4 * summary.weights
-    origin = "given weights" if summary.spec["init"] == "keep" else "random weights, never trained"
+    origin = "given weights" if summary.config["init"] == "keep" else "random weights, never trained"
     return [
         ("kept", f"{100 * summary.kept / summary.weights:.4g} %", f"{summary.kept:,} of {summary.weights:,} {origin}"),
         ("file", in_bytes(summary.file_bytes), f"{float32 / summary.file_bytes:.3g}× smaller than its weights as float32"),
-        ("bits", str(summary.spec["bits"]), "per weight / per activation"),
+        ("bits", str(summary.config["bits"]), "per weight / per activation"),
     ]
 
 
@@ -104,9 +104,9 @@ def searched_section(findings: Findings) -> Markup:
         facts += [("method", _METHODS[recipe.method]), ("data", _data(recipe)), ("training", _training(recipe))]
     elif cut is not None:
         facts.append(("method", "none that the file tells of: its mask is as surgery or its author left it"))
-    spec = cut.ticket.spec if cut is not None else recipe.spec if recipe is not None and not findings.is_dense else None
-    if spec is not None:
-        facts.append(("ticket", _settings(spec)))
+    config = cut.ticket.config if cut is not None else recipe.ticket if recipe is not None and not findings.is_dense else None
+    if config is not None:
+        facts.append(("ticket", _settings(config)))
     if cut is not None:
         facts += [("file", cut.file), ("sha256", tag("code", cut.summary.digest)), *_notes(cut)]
     listed = tag("dl", *(part for name, value in facts for part in (tag("dt", name), tag("dd", value))), class_="facts")
@@ -121,24 +121,24 @@ def _network(findings: Findings) -> str:
     return findings.network + "".join(f", {name} {value}" for name, value in given.items())
 
 
-def _data(recipe: SearchSpec) -> str:
+def _data(recipe: SearchConfig) -> str:
     if not isinstance(recipe, Recipe):
         return "given from Python"
-    usual = DataSpec.model_validate({})
+    usual = DataConfig.model_validate({})
     changed = [f"{name} {value}" for name, value in recipe.data if name not in ("source", "workers") and value != getattr(usual, name)]
     return ", ".join([recipe.data.source, *changed])
 
 
-def _training(recipe: SearchSpec) -> str:
+def _training(recipe: SearchConfig) -> str:
     warm = f" after {recipe.warmup:g} epochs of warm-up" if recipe.warmup else ""
     rate = f"{recipe.optimizer} at {recipe.lr:g}, {recipe.schedule}{warm}"
     return f"{recipe.epochs} epochs, {recipe.batch} images per step, {rate}, seed {recipe.seed}"
 
 
-def _settings(spec: TicketSpec) -> str:
+def _settings(config: TicketConfig) -> str:
     """Those that differ from the usual ones, and those that one always asks for."""
-    plain = TicketSpec.model_validate({})
-    shown = [(name, value) for name, value in spec if name in ("bits", "prune", "seed") or value != getattr(plain, name)]
+    plain = TicketConfig.model_validate({})
+    shown = [(name, value) for name, value in config if name in ("bits", "prune", "seed") or value != getattr(plain, name)]
     return ", ".join(f"{name} {value}" for name, value in shown)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from mptify.config import TicketSpec
-from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch, first_line, shown
+from mptify.config import TicketConfig
+from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch, first_line, shown
 from mptify.models import registry
 from mptify.nn.layers import Ticketed
 from mptify.runtime.compiler import pack
@@ -37,13 +37,13 @@ def load(
     a packed program will be used with, if the file does not say it.
     """
     if runtime not in (None, "float", "packed"):
-        raise BadSpec(f"runtime={runtime!r}: there are 'float' and 'packed'.")
+        raise BadConfig(f"runtime={runtime!r}: there are 'float' and 'packed'.")
     _require_device(device)
     with torch.inference_mode(False):
         if is_packed(path):
             if model is not None or torch.device(device).type != "cpu" or runtime == "float":
                 only = "it takes no model, and runs on CPUs only and not as float"
-                raise BadSpec(f"{path} is a packed file: {only}; load the ticket that it was made of.")
+                raise BadConfig(f"{path} is a packed file: {only}; load the ticket that it was made of.")
             return program_in(open_packed(path))
         if runtime == "packed" and library is not None:
             return _load_packed(read(path), path, model, device, example)[0]
@@ -55,20 +55,20 @@ def _require_device(device: Any) -> None:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:  # the second from builds of torch that know no such device
-        raise BadSpec(f"device={shown(device)}: there is no such device ({first_line(error)}).") from None
+        raise BadConfig(f"device={shown(device)}: there is no such device ({first_line(error)}).") from None
 
 
 def _load_packed(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any, example: Any) -> tuple[nn.Module, nn.Module]:
     """A program, layer by layer: each weight is there while its layer is packed, and no longer; and the model that it was made from."""
     if torch.device(device).type != "cpu":
-        raise BadSpec(f"device={device!r}: packed programs run on CPUs.")
+        raise BadConfig(f"device={device!r}: packed programs run on CPUs.")
     if isinstance(model, nn.Module) and any(isinstance(part, Ticketed) for part in model.modules()):
-        raise BadSpec("A packed program is made from a dense model of yours, or from the file alone; mptify.pack takes a ticket model.")
+        raise BadConfig("A packed program is made from a dense model of yours, or from the file alone; mptify.pack takes a ticket model.")
     model = emptied(_dense(ticket, path, model), ticket)
     _require(model, ticket, path)
     for layer in ticket_layers(model).values():
         found = ticket.layers[layer.ticket_name]
-        layer.fetch_(partial(_effective, layer, found, ticket.spec), found.gain, found.kept)
+        layer.fetch_(partial(_effective, layer, found, ticket.config), found.gain, found.kept)
     fill_floats_(model, ticket)
     program = pack(model.eval(), _usual_arguments(ticket) if example is None else example)
     for layer in ticket_layers(program).values():  # what stays float
@@ -86,8 +86,8 @@ def as_packed_file(ticket: Ticket, path: str | Path, image: Tensor) -> bytes:
     return packed_bytes(ticket, program, model, image)
 
 
-def _effective(layer: Any, found: TicketLayer, spec: TicketSpec) -> Tensor:
-    return layer.bare_weight(torch.from_numpy(found.mask), torch.from_numpy(found.weights(spec)))
+def _effective(layer: Any, found: TicketLayer, config: TicketConfig) -> Tensor:
+    return layer.bare_weight(torch.from_numpy(found.mask), torch.from_numpy(found.weights(config)))
 
 
 def _usual_arguments(ticket: Ticket) -> Any:

@@ -33,8 +33,8 @@ from mptify.ticket.codec import (
     as_json,
     plain_spec,
     read_architecture,
+    read_config,
     read_metadata,
-    read_spec,
 )  # fmt: skip
 
 __all__ = ["PackedFile", "is_packed", "open_packed", "packed_bytes", "program_in"]
@@ -70,7 +70,7 @@ def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, imag
     description = {
         "version": VERSION,
         "architecture": vars(ticket.architecture),
-        "spec": plain_spec(ticket.spec),
+        "spec": plain_spec(ticket.config),
         "dtype": ticket.dtype,
         "notes": ticket.notes,
         "input": list(image.shape[1:]),
@@ -132,7 +132,7 @@ def open_packed(path: str | Path) -> PackedFile:
         if description["dtype"] != "float32" or not isinstance(description["notes"], dict):
             raise DamagedTicket("The file's description has a type or notes that no packed file has.")
         ticket = Ticket(
-            spec=read_spec(description["spec"]), layers={}, architecture=read_architecture(description["architecture"]),
+            config=read_config(description["spec"]), layers={}, architecture=read_architecture(description["architecture"]),
             dtype=description["dtype"], notes=description["notes"],
         )  # fmt: skip
     except OSError as error:

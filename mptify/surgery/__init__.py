@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from mptify.config import make_spec
+from mptify.config import make_config
 from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.surgery.layer_registry import Handler, register
 from mptify.surgery.plan import Plan
@@ -20,25 +20,25 @@ __all__ = ["Handler", "Plan", "plan", "register", "ticket_layers", "transform", 
 def transform(model: nn.Module, **settings: Any) -> nn.Module:
     """The ticket model of `model`: a new module; the one passed in stays as it is, train/eval modes included.
 
-    The keywords are the fields of [`TicketSpec`][mptify.TicketSpec]: `bits="1/32"`, `prune=0.5`, ...
+    The keywords are the fields of [`TicketConfig`][mptify.TicketConfig]: `bits="1/32"`, `prune=0.5`, ...
 
         ticketed = mptify.transform(torchvision.models.resnet18(), bits="1/1", prune=0.75)
     """
-    spec = make_spec(settings)
+    config = make_config(settings)
     traced = trace(model)
-    return rewrite(traced, make_plan(traced, spec))
+    return rewrite(traced, make_plan(traced, config))
 
 
 def plan(model: nn.Module, **settings: Any) -> Plan:
     """Look before cutting: what [`transform`][mptify.transform] would do with the same arguments, as plain data."""
-    return make_plan(trace(model), make_spec(settings))
+    return make_plan(trace(model), make_config(settings))
 
 
 def with_norms(model: nn.Module) -> nn.Module:
     """The dense network with a BatchNorm before each activation that lacks one: what `bn="insert"` is to be compared with."""
-    spec = make_spec({"bits": "32/32", "prune": 0, "init": "keep", "bias": "learn", "learn_bn": True, "bn": "insert", "exclude": "*"})
+    config = make_config({"bits": "32/32", "prune": 0, "init": "keep", "bias": "learn", "learn_bn": True, "bn": "insert", "exclude": "*"})
     traced = trace(model)
-    return rewrite(traced, make_plan(traced, spec, needs_layers=False))
+    return rewrite(traced, make_plan(traced, config, needs_layers=False))
 
 
 def ticket_layers(model: nn.Module) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention` with tickets for weights, and with 1-bit inputs where the spec asks for them."""
+"""`nn.MultiheadAttention` with tickets for weights, and with 1-bit inputs where the config asks for them."""
 
 from __future__ import annotations
 

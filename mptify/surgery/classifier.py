@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from mptify.errors import BadSpec, NotKept
+from mptify.errors import BadConfig, NotKept
 from mptify.models.init_mode import InitMode
 from mptify.nn.functional import kept_count
 from mptify.surgery import layer_registry
@@ -23,20 +23,20 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
     Raises:
         NotKept: if the output comes from another layer than one linear or conv of the classifier, if that has lost its
             scores, or if another pooling is wanted.
-        BadSpec: if `num_classes` is not a whole number from 0.
+        BadConfig: if `num_classes` is not a whole number from 0.
     """
     if global_pool is not None:
         raise NotKept(f"reset_classifier(global_pool={global_pool!r}): the pooling is part of the graph; choose it before the transform.")
     if not isinstance(num_classes, int) or num_classes < 0:
-        raise BadSpec(f"reset_classifier(num_classes={num_classes!r}): a whole number from 0 is needed.")
+        raise BadConfig(f"reset_classifier(num_classes={num_classes!r}): a whole number from 0 is needed.")
     path, plan = _output_layer(model), plan_of(model)
     old = model.get_submodule(path)
-    fresh: nn.Module = nn.Identity() if num_classes == 0 else _fresh_ticket(old, plan.spec, path, num_classes)
+    fresh: nn.Module = nn.Identity() if num_classes == 0 else _fresh_ticket(old, plan.config, path, num_classes)
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, fresh)
     model.num_classes = num_classes
     shape = (num_classes, *old.frozen.shape[1:])
-    kept = kept_count(math.prod(shape), plan.spec.prune_of(path))
+    kept = kept_count(math.prod(shape), plan.config.prune_of(path))
     planned = [replace(layer, shape=shape, kept=kept) if layer.name == path else layer for layer in plan.layers]
     plan.layers = [layer for layer in planned if layer.name != path or num_classes]
 
@@ -59,19 +59,19 @@ def _output_layer(model: Any) -> str:
     )
 
 
-def _fresh_ticket(old: Any, spec: Any, path: str, num_classes: int) -> nn.Module:
+def _fresh_ticket(old: Any, config: Any, path: str, num_classes: int) -> nn.Module:
     if isinstance(old, nn.Linear):
         arguments: tuple = (old.in_features, num_classes)
     else:
         arguments = (old.in_channels, num_classes, old.kernel_size, old.stride, old.padding, old.dilation)
-    with InitMode(seed=spec.seed):
-        dense = type(old).stands_for()(*arguments, bias=spec.bias == "learn").to(old.compute_dtype)
+    with InitMode(seed=config.seed):
+        dense = type(old).stands_for()(*arguments, bias=config.bias == "learn").to(old.compute_dtype)
     handler = layer_registry.find(dense)
     assert handler is not None
-    fresh: Any = handler.convert(dense, spec, path)
+    fresh: Any = handler.convert(dense, config, path)
     fresh.before = old.before
     if old.threshold is not None:
         threshold = fresh.threshold = old.threshold
         threshold.layers[threshold.layers.index(old)] = fresh
-        threshold.set_prune_(spec.prune)
+        threshold.set_prune_(config.prune)
     return fresh.to(old.scores.device).train(old.training)

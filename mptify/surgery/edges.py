@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from mptify.config import TicketSpec
+from mptify.config import TicketConfig
 from mptify.nn.applying import apply_weight
 from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
@@ -28,10 +28,10 @@ __all__ = ["edited_region", "make_norm"]
 EPS_BEFORE_SIGN = 1e-2
 
 
-def make_norm(norm: NormBefore, spec: TicketSpec, like: torch.Tensor) -> nn.Module:
+def make_norm(norm: NormBefore, config: TicketConfig, like: torch.Tensor) -> nn.Module:
     """The norm that a plan asks for, of the same type and on the same device as a tensor of the model's."""
-    eps = EPS_BEFORE_SIGN if spec.activation_bits == 1 else 1e-5
-    options: Any = {"eps": eps, "affine": spec.learn_bn, "device": like.device, "dtype": like.dtype}
+    eps = EPS_BEFORE_SIGN if config.activation_bits == 1 else 1e-5
+    options: Any = {"eps": eps, "affine": config.learn_bn, "device": like.device, "dtype": like.dtype}
     if norm.channels is None:
         return ScalarBatchNorm(**options)
     if norm.axis == -1:
@@ -40,7 +40,7 @@ def make_norm(norm: NormBefore, spec: TicketSpec, like: torch.Tensor) -> nn.Modu
 
 
 def edited_region(
-    region: Region, edits: dict[bool, RegionEdits], layers: dict[str, Any], spec: TicketSpec, like: torch.Tensor
+    region: Region, edits: dict[bool, RegionEdits], layers: dict[str, Any], config: TicketConfig, like: torch.Tensor
 ) -> TicketGraph:
     root = region.module
     graphs: dict[bool, fx.Graph] = {}
@@ -48,7 +48,7 @@ def edited_region(
     _split_fused_norms_(list(region.graphs.values()), root)
     before = _parameters_read(region.graphs.values(), root)
     for training, graph in region.graphs.items():
-        editor = _GraphEditor(region, graph, edits[training], layers, spec, like, inserted)
+        editor = _GraphEditor(region, graph, edits[training], layers, config, like, inserted)
         graphs[training] = editor.edit()
     return TicketGraph.of(root, graphs, before - _parameters_read(graphs.values(), root))
 
@@ -79,12 +79,12 @@ class _GraphEditor:
         graph: fx.Graph,
         edits: RegionEdits,
         layers: dict[str, Any],
-        spec: TicketSpec,
+        config: TicketConfig,
         like: torch.Tensor,
         inserted: dict[Any, str],
     ):
         self.region, self.graph, self.edits, self.layers = region, graph, edits, layers
-        self.root, self.spec, self.like = region.module, spec, like
+        self.root, self.config, self.like = region.module, config, like
         self.nodes = {node.name: node for node in graph.nodes}
         self.inserted = inserted  # by site and role, over both modes: where the module hangs
 
@@ -160,7 +160,7 @@ class _GraphEditor:
         with self.graph.inserting_before(node):
             if norm is not None:
                 value = self._normalised(value, norm, node, _site(node))
-            sign = self._call(f"{_site(node)}_sign", (node.meta["key"], "sign"), Sign(self.spec.sign_width), value)
+            sign = self._call(f"{_site(node)}_sign", (node.meta["key"], "sign"), Sign(self.config.sign_width), value)
         if self._is_hooked(node):
             first = sign if norm is None else value
             self._hand_on_hooks(node, first, sign)
@@ -186,14 +186,14 @@ class _GraphEditor:
         site = f"{_site(readers[0])}_input"
         with self.graph.inserting_before(readers[0]):
             signed = value if norm is None else self._normalised(value, norm, readers[0], site)
-            signed = self._call(f"{site}_sign", (readers[0].meta["key"], "input", "sign"), Sign(self.spec.sign_width), signed)
+            signed = self._call(f"{site}_sign", (readers[0].meta["key"], "input", "sign"), Sign(self.config.sign_width), signed)
         for reader in readers:
             _replace_first_input(reader, value, signed)
 
     def _normalised(self, value: fx.Node, norm: NormBefore, before: fx.Node, site: str) -> fx.Node:
         with self.graph.inserting_before(before):
             return self._call(
-                f"{site}_norm", (before.meta["key"], site.endswith("_input"), "norm"), make_norm(norm, self.spec, self.like), value
+                f"{site}_norm", (before.meta["key"], site.endswith("_input"), "norm"), make_norm(norm, self.config, self.like), value
             )
 
     def _call(self, path: str, key: Any, module: nn.Module, value: fx.Node) -> fx.Node:

@@ -178,15 +178,15 @@ def lost_layers(model: nn.Module) -> list[str]:
 
 
 def wrongly_trainable(model: nn.Module) -> list[str]:
-    """I4, first half: parameters that require grad against the spec, or don't although it names them."""
+    """I4, first half: parameters that require grad against the config, or don't although it names them."""
     plan = plan_of(model)
-    spec = plan.spec
+    config = plan.config
     wanted = {
         "scores": True,
         "frozen": False,
-        "norm": spec.learn_bn,
-        "bias": spec.bias == "learn",
-        "other": spec.other == "learn",
+        "norm": config.learn_bn,
+        "bias": config.bias == "learn",
+        "other": config.other == "learn",
         "dense": True,
     }
     kinds = parameter_kinds(model)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from mptify.config import TicketSpec
-from mptify.errors import BadSpec, CannotConvert, shown
+from mptify.config import TicketConfig
+from mptify.errors import BadConfig, CannotConvert, shown
 from mptify.nn.layers import ticket_class
 
 __all__ = ["Handler", "find", "fused_activation", "is_activation", "is_activation_function", "register", "target_name"]
@@ -47,11 +47,13 @@ class Handler:
     drop: tuple[str, ...] = ()  # attributes that `stands_for` has absorbed
     gain_can_move: bool = False
 
-    def convert(self, layer: nn.Module, spec: TicketSpec, name: str) -> nn.Module:
+    def convert(self, layer: nn.Module, config: TicketConfig, name: str) -> nn.Module:
         """The ticket layer that stands in for `layer`."""
         cls = ticket_class(self.as_type or type(layer), self.weight)
         weight = self.stands_for(layer).detach() if self.stands_for else None
-        ticket = cls.from_layer(layer, spec, name=name, fan_in=self.fan_in, weight=weight, bias=self.bias, gain_can_move=self.gain_can_move)
+        ticket = cls.from_layer(
+            layer, config, name=name, fan_in=self.fan_in, weight=weight, bias=self.bias, gain_can_move=self.gain_can_move
+        )
         for attribute in self.drop:
             for store in (ticket._parameters, ticket._buffers, ticket._modules, ticket.__dict__):
                 store.pop(attribute, None)
@@ -65,11 +67,11 @@ _REGISTERED: dict[type | str, Describe] = {}
 def register(layer_type: type | str) -> Callable[[Describe], Describe]:
     """Teach mptify a layer class (or its dotted name, for one that should not be imported yet)."""
     if not isinstance(layer_type, (type, str)):
-        raise BadSpec(f"register: a layer class or its dotted name is needed, not {shown(layer_type)}.")
+        raise BadConfig(f"register: a layer class or its dotted name is needed, not {shown(layer_type)}.")
 
     def decorate(describe: Describe) -> Describe:
         if not callable(describe):
-            raise BadSpec(f"register: a function from a layer to its Handler is needed, not {shown(describe)}.")
+            raise BadConfig(f"register: a function from a layer to its Handler is needed, not {shown(describe)}.")
         _REGISTERED[layer_type] = describe
         return describe
 

@@ -17,11 +17,11 @@ from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.surgery.trainable import parameter_kinds
 
-__all__ = ["LayerReport", "Report", "columns_for", "report", "tables"]
+__all__ = ["LayerSummary", "Summary", "columns_for", "summary", "tables"]
 
 
 @dataclass(frozen=True)
-class LayerReport:
+class LayerSummary:
     """One ticket layer: how many of its weights survive, and what comes before it."""
 
     name: str
@@ -36,12 +36,12 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class Summary:
     """A ticket model in numbers. Weights are conv and linear weights; bytes are what a file would take."""
 
     bits: str
     prune: float
-    layers: tuple[LayerReport, ...]
+    layers: tuple[LayerSummary, ...]
     left_dense: tuple[tuple[str, int, str], ...]
     tables: tuple[tuple[str, tuple[int, ...]], ...]
     dropped: tuple[str, ...]
@@ -63,7 +63,7 @@ class Report:
         yield tables(self, options.max_width)
 
 
-def report(model: nn.Module) -> Report:
+def summary(model: nn.Module) -> Summary:
     """Describe a ticket model: plain data, which `rich.print` shows as tables."""
     plan = plan_of(model)
     live = ticket_layers(model)
@@ -71,13 +71,13 @@ def report(model: nn.Module) -> Report:
     for planned in plan.layers:
         layer = live[planned.name]
         gain = None if layer.frozen.is_meta else round(float(layer.gain), 6)
-        kept = layer.mask.sum().item() if plan.spec.scope == "global" and not layer.frozen.is_meta else layer.kept
+        kept = layer.mask.sum().item() if plan.config.scope == "global" and not layer.frozen.is_meta else layer.kept
         layers.append(
-            LayerReport(
+            LayerSummary(
                 name=planned.name,
                 kind=planned.kind,
                 shape=planned.shape,
-                bits=plan.spec.bits,
+                bits=plan.config.bits,
                 kept=int(kept),
                 count=planned.count,
                 before=planned.before,
@@ -89,11 +89,11 @@ def report(model: nn.Module) -> Report:
     trainable = _trainable(model)
     floats = _stored_floats(model)
     mask_bits = sum(mask_entropy(layer.count, layer.kept) for layer in own)
-    if plan.spec.init == "keep":  # no seed brings these back: the survivors' signs, or their values
-        mask_bits += plan.spec.weight_bits * sum(layer.kept for layer in own)
-    return Report(
-        bits=plan.spec.bits,
-        prune=plan.spec.prune,
+    if plan.config.init == "keep":  # no seed brings these back: the survivors' signs, or their values
+        mask_bits += plan.config.weight_bits * sum(layer.kept for layer in own)
+    return Summary(
+        bits=plan.config.bits,
+        prune=plan.config.prune,
         layers=tuple(layers),
         left_dense=tuple((left.name, left.count, left.reason) for left in plan.left_dense),
         tables=plan.tables,
@@ -130,10 +130,10 @@ def _stored_floats(model: nn.Module) -> int:
 # -- for people ---------------------------------------------------------------------------------------------------------
 
 
-def tables(report: Report, width: int) -> Group:
+def tables(summary: Summary, width: int) -> Group:
     """One line per layer, then the totals, then what to think about."""
-    parts: list[Any] = [_layer_table(report, width), _totals(report)]
-    parts += [Text(f"! {warning}", style="yellow") for warning in report.warnings]
+    parts: list[Any] = [_layer_table(summary, width), _totals(summary)]
+    parts += [Text(f"! {warning}", style="yellow") for warning in summary.warnings]
     return Group(*parts)
 
 
@@ -142,14 +142,14 @@ def columns_for(width: int, columns: Sequence[str], least: Mapping[str, int]) ->
     return [column for column in columns if width >= least.get(column, 0)]
 
 
-def _layer_table(report: Report, width: int) -> Table:
+def _layer_table(summary: Summary, width: int) -> Table:
     everything = ("layer", "kind", "shape", "bits", "kept", "share", "input")
     columns = columns_for(width, everything, {"kind": 100, "input": 80, "shape": 65, "bits": 45})
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column in ("kept", "share") else "left"
         table.add_column(column, justify=justify, no_wrap=column not in ("layer", "input"), overflow="fold")
-    for layer in report.layers:
+    for layer in summary.layers:
         shape = _sizes(layer.shape)
         share = f"{100 * layer.kept / layer.count:.1f} %"
         note = f"= {layer.tied_to}" if layer.tied_to else layer.before
@@ -166,25 +166,25 @@ def _layer_table(report: Report, width: int) -> Table:
     return table
 
 
-def _totals(report: Report) -> Table:
+def _totals(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    share = 100 * report.converted / report.weights
+    share = 100 * summary.converted / summary.weights
     table.add_row("")
-    weights = f"{report.converted:,} of {report.weights:,} conv and linear weights"
-    table.add_row("converted", f"{weights} ({share:.2f} %), {len(report.layers)} layers")
-    table.add_row("kept", f"{report.kept:,} ({100 * report.kept / report.converted:.2f} %)")
-    left = [f"{name}: {count:,} weights, {reason}" for name, count, reason in report.left_dense]
+    weights = f"{summary.converted:,} of {summary.weights:,} conv and linear weights"
+    table.add_row("converted", f"{weights} ({share:.2f} %), {len(summary.layers)} layers")
+    table.add_row("kept", f"{summary.kept:,} ({100 * summary.kept / summary.converted:.2f} %)")
+    left = [f"{name}: {count:,} weights, {reason}" for name, count, reason in summary.left_dense]
     _add_some(table, "left dense", left, most=10)
-    _add_some(table, "not a weight", [f"{name}: {_sizes(shape)}, added, joined or looked up" for name, shape in report.tables])
-    _add_some(table, "dropped", [f"{name}, of an activation that a sign replaces" for name in report.dropped])
-    for path, reason in list(report.untraced.items())[:3]:
+    _add_some(table, "not a weight", [f"{name}: {_sizes(shape)}, added, joined or looked up" for name, shape in summary.tables])
+    _add_some(table, "dropped", [f"{name}, of an activation that a sign replaces" for name in summary.dropped])
+    for path, reason in list(summary.untraced.items())[:3]:
         table.add_row("not traced", f"{path or 'the model itself'}: {reason}")
-    if len(report.untraced) > 3:
-        table.add_row("not traced", f"... and {len(report.untraced) - 3} more parts; each keeps its own forward()")
-    table.add_row("trainable", ", ".join(f"{count:,} {kind}" for kind, count in report.trainable.items()))
-    size = f"{_megabytes(report.float_bytes)} as float32; as a ticket about {_megabytes(report.packed_bytes)}, or less"
+    if len(summary.untraced) > 3:
+        table.add_row("not traced", f"... and {len(summary.untraced) - 3} more parts; each keeps its own forward()")
+    table.add_row("trainable", ", ".join(f"{count:,} {kind}" for kind, count in summary.trainable.items()))
+    size = f"{_megabytes(summary.float_bytes)} as float32; as a ticket about {_megabytes(summary.packed_bytes)}, or less"
     table.add_row("size", size)
     return table
 

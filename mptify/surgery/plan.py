@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from mptify.config import TicketSpec
+from mptify.config import TicketConfig
 from mptify.errors import MptifyError
 
 __all__ = ["LeftLayer", "NormBefore", "Plan", "PlannedLayer", "RegionEdits", "plan_of"]
@@ -78,7 +78,7 @@ class RegionEdits:
 class Plan:
     """Everything `rewrite` will do, as data."""
 
-    spec: TicketSpec
+    config: TicketConfig
     layers: list[PlannedLayer]
     left_dense: list[LeftLayer]
     edits: dict[str, dict[bool, RegionEdits]]  # region path -> training mode -> edits
@@ -104,12 +104,12 @@ class Plan:
         """What looks unwise."""
         notes = []
         depthwise = [layer.name for layer in self.layers if layer.depthwise]
-        if self.spec.activation_bits == 1 and depthwise:
+        if self.config.activation_bits == 1 and depthwise:
             notes.append(
                 f"{len(depthwise)} depthwise layers see 1-bit inputs and few weights per filter, where accuracy suffers most; "
                 "dense='depthwise' leaves them out."
             )
-        if self.spec.bn == "insert" and self.kept_activations:
+        if self.config.bn == "insert" and self.kept_activations:
             notes.append(f"{len(self.kept_activations)} activations lie in code that can't be traced and got no BatchNorm.")
         if self.late_signs:
             notes.append(f"{self.late_signs[0]} comes after the last layer, so the network's outputs are made of ±1.")

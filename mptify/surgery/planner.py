@@ -1,4 +1,4 @@
-"""From regions and a spec to a Plan.
+"""From regions and a config to a Plan.
 
 The rules for 1-bit activations (design, section 4), decided per traced graph from what is known of each value:
 
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from mptify.config import TicketSpec
-from mptify.errors import BadSpec, CannotConvert, LeftDense, NothingToConvert
+from mptify.config import TicketConfig
+from mptify.errors import BadConfig, CannotConvert, LeftDense, NothingToConvert
 from mptify.nn.applying import CONTRACTIONS
 from mptify.nn.functional import kept_count
 from mptify.nn.layers import Ticketed
@@ -35,9 +35,9 @@ from mptify.surgery.weights import other_parameters, weights_of
 __all__ = ["make_plan"]
 
 
-def make_plan(traced: Traced, spec: TicketSpec, *, needs_layers: bool = True) -> Plan:
+def make_plan(traced: Traced, config: TicketConfig, *, needs_layers: bool = True) -> Plan:
     """Decide everything, change nothing."""
-    return _Planner(traced, spec).plan(needs_layers)
+    return _Planner(traced, config).plan(needs_layers)
 
 
 @dataclass
@@ -53,10 +53,10 @@ class _Read:
 
 
 class _Planner:
-    def __init__(self, traced: Traced, spec: TicketSpec):
-        self.traced, self.spec = traced, spec
+    def __init__(self, traced: Traced, config: TicketConfig):
+        self.traced, self.config = traced, config
         self.model = traced.model
-        self.signs = spec.activation_bits == 1
+        self.signs = config.activation_bits == 1
         if any(isinstance(module, Ticketed) for module in self.model.modules()):
             raise CannotConvert("This is a ticket model already; convert the network that it was made of.")
         self.found = dict(weights_of(traced))
@@ -90,13 +90,13 @@ class _Planner:
         if needs_layers and not layers:
             raise NothingToConvert(f"Nothing is left to convert: {left[0].name} and {len(left) - 1} more stay dense ({left[0].reason}).")
         unwilling = [one for one in left if not one.reason.startswith("asked")]
-        if self.spec.strict and unwilling:
+        if self.config.strict and unwilling:
             raise LeftDense(
                 f"{unwilling[0].name} would stay dense ({unwilling[0].reason}), and {len(unwilling) - 1} more; strict=False lets them."
             )
         held = tuple(name for name, parameter in self.model.named_parameters() if not parameter.requires_grad)
         return Plan(
-            self.spec,
+            self.config,
             layers,
             left,
             edits,
@@ -112,12 +112,12 @@ class _Planner:
 
     def _check_patterns(self) -> None:
         names = [*self.found, *(other.name for other in self.others if other.obstacle)]
-        given = {"include": self.spec.include, "exclude": self.spec.exclude, "prune_overrides": tuple(self.spec.prune_overrides)}
+        given = {"include": self.config.include, "exclude": self.config.exclude, "prune_overrides": tuple(self.config.prune_overrides)}
         for setting, patterns in given.items():
             for pattern in patterns:
                 if not any(fnmatchcase(name, pattern) for name in names):
                     near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-                    raise BadSpec(f"{setting}={pattern!r} matches no layer of this model; it has {', '.join(near)}, ...")
+                    raise BadConfig(f"{setting}={pattern!r} matches no layer of this model; it has {', '.join(near)}, ...")
 
     def _find_ends(self) -> None:
         """Which layers read pixels, and which come last."""
@@ -145,17 +145,17 @@ class _Planner:
         return read.layer == first or (read.axis == 1 and read.channels <= 4 and read.channels == self.found[first].inputs)
 
     def _reasons_to_leave(self) -> dict[str, str]:
-        spec, reasons = self.spec, {}
+        config, reasons = self.config, {}
         for name, weight in self.found.items():
-            if spec.include and not any(fnmatchcase(name, pattern) for pattern in spec.include):
+            if config.include and not any(fnmatchcase(name, pattern) for pattern in config.include):
                 reasons[name] = "asked: not included"
-            elif any(fnmatchcase(name, pattern) for pattern in spec.exclude):
+            elif any(fnmatchcase(name, pattern) for pattern in config.exclude):
                 reasons[name] = "asked: excluded"
-            elif "first" in spec.dense and name in self.pixel_readers:
+            elif "first" in config.dense and name in self.pixel_readers:
                 reasons[name] = "asked: first layer"
-            elif "last" in spec.dense and name in self.last:
+            elif "last" in config.dense and name in self.last:
                 reasons[name] = "asked: last layer"
-            elif "depthwise" in spec.dense and weight.depthwise:
+            elif "depthwise" in config.dense and weight.depthwise:
                 reasons[name] = "asked: depthwise"
             elif weight.obstacle or name in self.obstacles:
                 reasons[name] = weight.obstacle or self.obstacles[name]
@@ -182,7 +182,7 @@ class _Planner:
     def _used_oddly(self) -> dict[str, str]:
         """Layers whose weight or bias a graph uses in a way that a ticket can't stand in for."""
         odd: dict[str, str] = {}
-        gone = self.signs or self.spec.bias == "drop"  # whether `layer.bias` will be None
+        gone = self.signs or self.config.bias == "drop"  # whether `layer.bias` will be None
         for region in self.traced.regions:
             nodes = [node for graph in region.graphs.values() for node in graph.nodes if node.op == "get_attr"]
             for node in nodes:
@@ -214,7 +214,7 @@ class _Planner:
                     kind=weight.kind,
                     shape=tuple(weight.tensor.shape),
                     inputs=weight.inputs,
-                    kept=kept_count(weight.count, self.spec.prune_of(tied_to)),
+                    kept=kept_count(weight.count, self.config.prune_of(tied_to)),
                     before=self.before.get(name, "real values"),
                     owner=weight.owner,
                     bare=weight.bare,
@@ -227,7 +227,7 @@ class _Planner:
             )
         for other in self.others:
             if other.obstacle:
-                asked = any(fnmatchcase(other.name, pattern) for pattern in self.spec.exclude)
+                asked = any(fnmatchcase(other.name, pattern) for pattern in self.config.exclude)
                 left.append(LeftLayer(other.name, other.tensor.numel(), "asked: excluded" if asked else other.obstacle))
         return layers, left
 
@@ -273,7 +273,7 @@ class _Planner:
         return layer in self.last or self._is_classifier(self.model.get_submodule(weight.owner if weight.bare else layer))
 
     def _note_kept_activations(self) -> None:
-        if not self.signs and self.spec.bn != "insert":
+        if not self.signs and self.config.bn != "insert":
             return
         regions = [region for region in self.traced.regions if region.graphs]
         handled = {join(r.path, str(n.target)) for r in regions for g in r.graphs.values() for n in g.nodes if n.op == "call_module"}
@@ -327,7 +327,7 @@ class _Planner:
         edits = RegionEdits()
         reads = list(self._reads(region, graph))
         self.reached.update(read.layer for read in reads)
-        if not self.signs and self.spec.bn == "keep":
+        if not self.signs and self.config.bn == "keep":
             return edits
         kinds = {
             node: node_kind(node, region.module.get_submodule(node.target) if node.op == "call_module" else None) for node in graph.nodes
@@ -341,7 +341,7 @@ class _Planner:
             self._move_pools(edits, graph, kinds, set(edits.norms), region)
             return edits
         summed = walk(graph, region.module, region.path == "", signs=True)
-        vanished = {node for node in activations if self.spec.residual == "real" and summed[_input(node)].summed}
+        vanished = {node for node in activations if self.config.residual == "real" and summed[_input(node)].summed}
         edits.vanished = [node.name for node in graph.nodes if node in vanished]
         facts = walk(graph, region.module, region.path == "", signs=True, passing=vanished)
         for node in activations:

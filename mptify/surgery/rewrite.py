@@ -25,10 +25,10 @@ __all__ = ["rewrite"]
 def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     """Carry out `plan` on the copy that `traced` holds, and return it. The traced copy is used up.
 
-    Afterwards nothing is shared with the original model, and only what the spec names requires grad.
+    Afterwards nothing is shared with the original model, and only what the config names requires grad.
     """
     model: Any = traced.model
-    spec = plan.spec
+    config = plan.config
     like = next(tensor for tensor in model.parameters() if tensor.is_floating_point())
     answers = answers_of(model)
     _own_tensors_(model, plan)
@@ -37,7 +37,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     for region in traced.regions:
         edits = plan.edits.get(region.path)
         if edits and any(edits.values()):
-            graph = edited_region(region, edits, layers, spec, like)
+            graph = edited_region(region, edits, layers, config, like)
             if region.path:
                 _replace_everywhere_(model, {id(model.get_submodule(region.path)): graph})
             else:
@@ -47,10 +47,10 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
         for child in part.children():
             if isinstance(child, Binarize):
                 child.train(part.training)
-    if spec.init != "keep":
+    if config.init != "keep":
         reset_norms_(model)
-    if spec.scope == "global":
-        SharedThreshold(list(layers.values()), spec.prune, spec.floor)
+    if config.scope == "global":
+        SharedThreshold(list(layers.values()), config.prune, config.floor)
     let_train_(model, plan)
     model.ticket_plan = plan
     if isinstance(model, TicketGraph):
@@ -64,7 +64,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
 
 def _own_tensors_(model: nn.Module, plan: Plan) -> None:
     """Give the copy tensors of its own, except where a weight is about to be replaced."""
-    replaced = set() if plan.spec.init == "keep" else {_place_of(model, layer) for layer in plan.layers}
+    replaced = set() if plan.config.init == "keep" else {_place_of(model, layer) for layer in plan.layers}
     copies: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -103,16 +103,16 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
             parameter: Any = model.get_submodule(planned.owner)._parameters[attribute]
             axis = 1 if planned.kind.startswith("F.conv") else -1
             fan_in = parameter[0].numel() if "transpose" not in planned.kind else parameter[:, 0].numel()
-            ticket: Any = TicketParameter(parameter, plan.spec, name=planned.name, fan_in=fan_in, axis=axis)
+            ticket: Any = TicketParameter(parameter, plan.config, name=planned.name, fan_in=fan_in, axis=axis)
             bare.setdefault(planned.owner, {})[attribute] = ticket
         else:
             original = model.get_submodule(planned.name)
             handler = layer_registry.find(original)
             assert handler is not None
-            ticket = handler.convert(original, plan.spec, planned.name)
+            ticket = handler.convert(original, plan.config, planned.name)
             swaps[id(original)] = ticket
             bias = getattr(original, handler.bias, None)
-            if plan.spec.bias == "drop" and isinstance(bias, torch.Tensor):
+            if plan.config.bias == "drop" and isinstance(bias, torch.Tensor):
                 without_bias[id(ticket)] = (handler.bias, bias)
         if planned.tied_to:
             ticket.tie_to_(tickets[planned.tied_to])
@@ -133,15 +133,15 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
             TicketMultiheadAttention.take_over_(owner, parameters)
         else:
             _give_properties_(owner, parameters)
-        if plan.spec.bias == "drop" and isinstance(owner, nn.MultiheadAttention):
+        if plan.config.bias == "drop" and isinstance(owner, nn.MultiheadAttention):
             owner.register_parameter("in_proj_bias", None)
     return tickets
 
 
 def _binarize(ticket: Any, planned: PlannedLayer, plan: Plan) -> Binarize:
     like = torch.empty(0, dtype=ticket.compute_dtype, device=ticket.scores.device)
-    norm = make_norm(NormBefore(planned.inputs, ticket.channel_axis), plan.spec, like)
-    return Binarize(norm, Sign(plan.spec.sign_width))
+    norm = make_norm(NormBefore(planned.inputs, ticket.channel_axis), plan.config, like)
+    return Binarize(norm, Sign(plan.config.sign_width))
 
 
 def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:

@@ -33,9 +33,9 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def let_train_(model: nn.Module, plan: Plan) -> None:
-    """Exactly what the spec names requires grad, without what the caller had frozen."""
-    kinds, spec = parameter_kinds(model), plan.spec
-    allowed = {"scores": True, "norm": spec.learn_bn, "bias": spec.bias == "learn", "other": spec.other == "learn", "dense": True}
+    """Exactly what the config names requires grad, without what the caller had frozen."""
+    kinds, config = parameter_kinds(model), plan.config
+    allowed = {"scores": True, "norm": config.learn_bn, "bias": config.bias == "learn", "other": config.other == "learn", "dense": True}
     for name, parameter in model.named_parameters():
         held = name in plan.held and kinds[name] in ("other", "dense")
         parameter.requires_grad_(allowed.get(kinds[name], False) and not held)

@@ -1,7 +1,7 @@
 """The ticket file: which weights survive, in about one bit per weight."""
 
 from mptify.ticket.codec import Architecture, Ticket, TicketLayer
-from mptify.ticket.ensemble import Deck
+from mptify.ticket.ensemble import Ensemble
 from mptify.ticket.state import read, save, swap_, ticket_of
 
-__all__ = ["Architecture", "Deck", "Ticket", "TicketLayer", "read", "save", "swap_", "ticket_of"]
+__all__ = ["Architecture", "Ensemble", "Ticket", "TicketLayer", "read", "save", "swap_", "ticket_of"]

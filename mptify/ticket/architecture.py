@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mptify.errors import BadSpec, MptifyError, TicketMismatch, first_line, shown
+from mptify.errors import BadConfig, MptifyError, TicketMismatch, first_line, shown
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
 from mptify.nn.layers import Ticketed
@@ -22,11 +22,11 @@ __all__ = ["architecture_named", "require_fit"]
 def architecture_named(name: Any, arguments: Any = None) -> Architecture:
     """The architecture of a name, built with these arguments."""
     if not isinstance(name, str):
-        raise BadSpec(f"architecture={shown(name)}: a name is needed, such as 'timm:resnet18'.")
+        raise BadConfig(f"architecture={shown(name)}: a name is needed, such as 'timm:resnet18'.")
     arguments = {} if arguments is None else arguments
     known = ("num_classes", "in_chans", "input_size")
     if not isinstance(arguments, Mapping) or not all(key in known for key in arguments):
-        raise BadSpec(f"arguments={shown(arguments)}: a mapping is needed, of {', '.join(known)}.")
+        raise BadConfig(f"arguments={shown(arguments)}: a mapping is needed, of {', '.join(known)}.")
     entry = registry.resolve(name)
     return Architecture(entry.source, entry.name, dict(arguments))
 
@@ -94,7 +94,7 @@ def _built(architecture: Architecture) -> nn.Module:
     except MptifyError:
         raise
     except Exception as error:  # whatever a builder makes of arguments that it was never built with
-        raise BadSpec(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
+        raise BadConfig(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
 
 
 def _refuse(architecture: Architecture, name: str, theirs: tuple[int, ...] | None, ours: tuple[int, ...] | None) -> None:

@@ -22,7 +22,7 @@ __all__ = ["build", "emptied"]
 def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
     """A ticket model of bare layers, ready to be filled; what was on `meta` has memory afterwards."""
     with init.undrawn():
-        model = transform(model, **dict(ticket.spec) | {"scope": "layer"})  # which layer keeps how many is in the file
+        model = transform(model, **dict(ticket.config) | {"scope": "layer"})  # which layer keeps how many is in the file
     first: dict[str, Any] = {}
     for layer in ticket_layers(model).values():
         layer.bare_(first.get(layer.ticket_name))

@@ -50,17 +50,17 @@ def _header(summary: Summary, license: str | None, dataset: str | None) -> list[
 
 
 def _page(summary: Summary, file: str) -> list[str]:
-    spec, size = summary.spec, summary.file_bytes
+    config, size = summary.config, summary.file_bytes
     notes = [
         f"- {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}" for name, value in summary.notes.items()
     ]
-    origin = "given" if spec["init"] == "keep" else "random, never trained"
+    origin = "given" if config["init"] == "keep" else "random, never trained"
     load = f'model = mptify.load("{file}")' if summary.architecture else f'model = mptify.load("{file}", model=YourNetwork())'
     return [
         f"# {_title(summary)}",
         "",
         f"A multi-prize ticket: of {summary.weights:,} {origin} weights, {summary.kept:,} survive "
-        f"({100 * summary.kept / summary.weights:.1f} %); {_bits(spec['bits'])}. "
+        f"({100 * summary.kept / summary.weights:.1f} %); {_bits(config['bits'])}. "
         f"The file takes {size:,} bytes, where the weights as float32 take {4 * summary.weights:,}.",
         "",
         "```python",
@@ -71,7 +71,7 @@ def _page(summary: Summary, file: str) -> list[str]:
         "",
         f"- network: {summary.architecture or 'a module of the author’s own'}",
         *(f"- {name}: {value}" for name, value in summary.arguments.items()),
-        f"- settings: `{json.dumps(spec, ensure_ascii=False)}`",
+        f"- settings: `{json.dumps(config, ensure_ascii=False)}`",
         *notes,
         f"- sha256 of the ticket: `{summary.digest}` (`mptify verify {file}` checks it)",
     ]
@@ -84,7 +84,7 @@ def _bits(bits: str) -> str:
 
 def _title(summary: Summary) -> str:
     name = (summary.architecture or "ticket").rpartition(":")[2]
-    return f"{name}, {summary.spec['bits']} ticket, {100 * (1 - summary.kept / summary.weights):.0f} % pruned"
+    return f"{name}, {summary.config['bits']} ticket, {100 * (1 - summary.kept / summary.weights):.0f} % pruned"
 
 
 def _yaml(value: Any) -> str:

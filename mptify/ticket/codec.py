@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import safetensors.numpy
 
-from mptify.config import TicketSpec, make_spec
-from mptify.errors import BadSpec, DamagedTicket
+from mptify.config import TicketConfig, make_config
+from mptify.errors import BadConfig, DamagedTicket
 from mptify.nn import init
 from mptify.ticket import masks
 
@@ -88,15 +88,15 @@ class TicketLayer:
     def __repr__(self) -> str:
         return f"TicketLayer({self.name!r}, {self.shape}, kept={self.kept:,}, gain={self.gain:.4g})"
 
-    def weights(self, spec: TicketSpec) -> np.ndarray:
+    def weights(self, config: TicketConfig) -> np.ndarray:
         """Frozen weights with which a ticket layer computes what the searched one did; of pruned ones, anything."""
         if self.values is not None:
             full = np.zeros(self.shape, np.float32)
             full[self.mask] = self.values
             return full
-        if spec.weight_bits == 32:
-            return init.frozen_weight(spec.seed, self.name, self.shape, spec.init, self.gain)
-        return np.array([self.gain, -self.gain], np.float32).take(self.negative(spec.seed).view(np.uint8))
+        if config.weight_bits == 32:
+            return init.frozen_weight(config.seed, self.name, self.shape, config.init, self.gain)
+        return np.array([self.gain, -self.gain], np.float32).take(self.negative(config.seed).view(np.uint8))
 
     def negative(self, seed: int) -> np.ndarray:
         """Where the frozen weight is negative, in the mask's shape; of pruned weights, what the seed says or nothing."""
@@ -114,7 +114,7 @@ class Ticket:
     Two tickets are equal if everything that is decoded from their files is.
     """
 
-    spec: TicketSpec
+    config: TicketConfig
     layers: dict[str, TicketLayer]
     floats: dict[str, np.ndarray] = field(default_factory=dict)
     architecture: Architecture | None = None
@@ -123,7 +123,7 @@ class Ticket:
     notes: dict[str, Any] = field(default_factory=dict)  # whatever a reader may want to know: recipe, accuracy, data
 
     def __repr__(self) -> str:
-        made = f"{self.architecture or 'a module'}, {self.spec.bits}"
+        made = f"{self.architecture or 'a module'}, {self.config.bits}"
         return f"Ticket({made}, {len(self.layers)} layers, {self.kept:,} of {self.count:,} weights)"
 
     def __eq__(self, other: object) -> bool:
@@ -157,7 +157,7 @@ class Ticket:
 def to_bytes(ticket: Ticket) -> bytes:
     """The file, the same bytes for the same ticket."""
     _check_arrays(ticket)
-    blobs = [masks.encode(layer.mask, _levels(layer, ticket.spec)) for layer in ticket.layers.values()]
+    blobs = [masks.encode(layer.mask, _levels(layer, ticket.config)) for layer in ticket.layers.values()]
     sections = {
         "masks": np.frombuffer(b"".join(blobs), np.uint8),
         "gains": np.array([layer.gain for layer in ticket.layers.values()], "<f4"),
@@ -173,31 +173,31 @@ def to_bytes(ticket: Ticket) -> bytes:
     try:
         found, _ = _parse(data)
     except DamagedTicket as error:
-        raise BadSpec(f"This ticket can't be written, since no reader would take it: {error}") from None
+        raise BadConfig(f"This ticket can't be written, since no reader would take it: {error}") from None
     assert all(np.array_equal(found.layers[name].bits, layer.bits) for name, layer in ticket.layers.items())
     return data
 
 
-def _levels(layer: TicketLayer, spec: TicketSpec) -> masks.Levels | None:
+def _levels(layer: TicketLayer, config: TicketConfig) -> masks.Levels | None:
     """The first scores, unless the layer's signs are stored to make a file that needs no generator."""
-    if spec.init != "keep" and _origin(layer) != "seed":
+    if config.init != "keep" and _origin(layer) != "seed":
         return None
-    return functools.partial(init.score_levels, spec.seed, layer.name, layer.size)
+    return functools.partial(init.score_levels, config.seed, layer.name, layer.size)
 
 
 def _check_arrays(ticket: Ticket) -> None:
     for layer in ticket.layers.values():
         if not (math.isfinite(layer.gain) and layer.gain >= 0):
-            raise BadSpec(f"{layer.name}: its gain is {layer.gain}, and a ticket's gains are finite.")
+            raise BadConfig(f"{layer.name}: its gain is {layer.gain}, and a ticket's gains are finite.")
         for survivors in (layer.signs, layer.values):
             if survivors is not None and survivors.size != layer.kept:
-                raise BadSpec(f"{layer.name}: {survivors.size} signs or values for {layer.kept} survivors.")
+                raise BadConfig(f"{layer.name}: {survivors.size} signs or values for {layer.kept} survivors.")
 
 
 def _joined(values: list[np.ndarray], ticket: Ticket) -> np.ndarray:
     kinds = {value.dtype for value in ticket.floats.values()}
     if len(kinds) > 1:
-        raise BadSpec(f"A ticket's floats are all of one type, and these are {sorted(str(kind) for kind in kinds)}.")
+        raise BadConfig(f"A ticket's floats are all of one type, and these are {sorted(str(kind) for kind in kinds)}.")
     return np.concatenate(values) if values else np.zeros(0, "<f4")
 
 
@@ -224,7 +224,7 @@ def _description(ticket: Ticket) -> dict[str, Any]:
     built = ticket.architecture
     return {
         "version": VERSION,
-        "spec": plain_spec(ticket.spec),
+        "spec": plain_spec(ticket.config),
         "architecture": None if built is None else {"source": built.source, "name": built.name, "arguments": built.arguments},
         "dtype": ticket.dtype,
         "layers": [[layer.name, list(layer.shape), layer.kept, _origin(layer)] for layer in ticket.layers.values()],
@@ -235,8 +235,8 @@ def _description(ticket: Ticket) -> dict[str, Any]:
     }
 
 
-def plain_spec(spec: TicketSpec) -> dict[str, Any]:
-    plain = json.loads(spec.model_dump_json())
+def plain_spec(config: TicketConfig) -> dict[str, Any]:
+    plain = json.loads(config.model_dump_json())
     return plain | {"prune_overrides": [list(pair) for pair in plain["prune_overrides"].items()]}  # whose order matters
 
 
@@ -255,7 +255,7 @@ def _digest(description: Mapping[str, Any], ticket: Ticket) -> str:
     for layer in ticket.layers.values():
         mask = layer.mask.reshape(-1)
         whole.update(layer.bits.tobytes())
-        whole.update(np.packbits(layer.negative(ticket.spec.seed).reshape(-1)[mask], bitorder="little").tobytes())
+        whole.update(np.packbits(layer.negative(ticket.config.seed).reshape(-1)[mask], bitorder="little").tobytes())
         whole.update(np.array(layer.gain, "<f4").tobytes())
         if layer.values is not None:
             whole.update(layer.values.astype("<f4").tobytes())
@@ -279,10 +279,10 @@ def _parse(data: bytes) -> tuple[Ticket, dict[str, Any]]:
     """What a file says, all but its digest checked."""
     description = _read_description(data)
     sections = _read_sections(data)
-    spec = read_spec(description["spec"])
+    config = read_config(description["spec"])
     ticket = Ticket(
-        spec=spec,
-        layers=_read_layers(description["layers"], sections, spec, MOST_WEIGHTS + WEIGHTS_PER_BYTE * len(data)),
+        config=config,
+        layers=_read_layers(description["layers"], sections, config, MOST_WEIGHTS + WEIGHTS_PER_BYTE * len(data)),
         floats=_read_floats(description["floats"], description["float_bytes"], sections),
         architecture=read_architecture(description["architecture"]),
         dtype=_expect(description["dtype"], str, lambda dtype: dtype in _DTYPES, "a type of floats"),
@@ -388,14 +388,14 @@ def _expect(value: Any, kind: type, holds: Any, what: str) -> Any:
     return value
 
 
-def read_spec(value: Any) -> TicketSpec:
+def read_config(value: Any) -> TicketConfig:
     _expect(value, dict, lambda value: isinstance(value.get("prune_overrides"), list), "settings")
     pairs = [
         _expect(pair, list, lambda pair: len(pair) == 2 and isinstance(pair[0], str), "a pattern") for pair in value["prune_overrides"]
     ]
     try:
-        return make_spec(value | {"prune_overrides": dict(pairs)})
-    except BadSpec as error:
+        return make_config(value | {"prune_overrides": dict(pairs)})
+    except BadConfig as error:
         raise DamagedTicket(f"The file's settings mean nothing: {error}") from None
 
 
@@ -410,9 +410,9 @@ def _read_shape(value: Any) -> tuple[int, ...]:
     return shape
 
 
-def _read_layers(rows: Any, sections: dict[str, _Section], spec: TicketSpec, most: int) -> dict[str, TicketLayer]:
+def _read_layers(rows: Any, sections: dict[str, _Section], config: TicketConfig, most: int) -> dict[str, TicketLayer]:
     layers: dict[str, TicketLayer] = {}
-    origins = {"values" if spec.weight_bits == 32 else "signs"} | (set() if spec.init == "keep" else {"seed"})
+    origins = {"values" if config.weight_bits == 32 else "signs"} | (set() if config.init == "keep" else {"seed"})
     for row in _expect(rows, list, lambda rows: len(rows) > 0, "a list of layers"):
         _expect(row, list, lambda row: len(row) == 5, "a layer")
     if sum(math.prod(_read_shape(row[1])) for row in rows) > most:
@@ -427,7 +427,7 @@ def _read_layers(rows: Any, sections: dict[str, _Section], spec: TicketSpec, mos
         signs = _read_signs(sections["signs"], kept) if origin == "signs" else None
         values = np.frombuffer(sections["values"].take(4 * kept), "<f4") if origin == "values" else None
         try:
-            levels = functools.partial(init.score_levels, spec.seed, name, math.prod(shape))
+            levels = functools.partial(init.score_levels, config.seed, name, math.prod(shape))
             layers[name] = TicketLayer(name, masks.decode(blob, shape, kept, levels), gain, signs, values)
         except DamagedTicket as error:
             raise DamagedTicket(f"{name}: {error}.") from None

@@ -9,28 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mptify.errors import BadSpec, shown
+from mptify.errors import BadConfig, shown
 from mptify.ticket.codec import Ticket, from_bytes, to_bytes
 from mptify.ticket.state import read, require_match, swap_
 
-__all__ = ["Deck"]
+__all__ = ["Ensemble"]
 
 
-class Deck(nn.Module):
+class Ensemble(nn.Module):
     """An ensemble whose members share the memory of one network: `forward` deals each ticket in turn and averages.
 
     A member adds nothing but its file's bytes. The average is that of the members' class probabilities, as logarithms.
 
-        deck = mptify.Deck(mptify.load("a.ticket"), paths)
+        deck = mptify.Ensemble(mptify.load("a.ticket"), paths)
     """
 
     def __init__(self, model: nn.Module, tickets: Iterable[Ticket | str | Path]):
         super().__init__()
         if not isinstance(tickets, Iterable) or isinstance(tickets, (str, Path)):
-            raise BadSpec(f"A deck needs a list of tickets or of their files, not {shown(tickets)}.")
+            raise BadConfig(f"A deck needs a list of tickets or of their files, not {shown(tickets)}.")
         dealt = [read(ticket) if isinstance(ticket, (str, Path)) else ticket for ticket in tickets]
         if not dealt:
-            raise BadSpec("A deck needs at least one ticket.")
+            raise BadConfig("A deck needs at least one ticket.")
         for ticket in dealt:
             require_match(model, ticket)
         self.model = model
@@ -46,7 +46,7 @@ class Deck(nn.Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         if self.model.training:
-            raise BadSpec("A deck predicts; call eval() first.")
+            raise BadConfig("A deck predicts; call eval() first.")
         total: Any = None
         for member in self.members:
             swap_(self.model, from_bytes(member))

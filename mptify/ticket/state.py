@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mptify.config import TicketSpec
-from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch, shown
+from mptify.config import TicketConfig
+from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch, shown
 from mptify.files import as_path, write_whole
 from mptify.nn.layers import Ticketed
 from mptify.surgery import ticket_layers
@@ -44,16 +44,16 @@ def ticket_of(
     `standalone` stores the survivors' signs although the seed could say them; `float16` halves the floats, at a loss.
     """
     if architecture is not None and not isinstance(architecture, Architecture):
-        raise BadSpec(f"architecture={shown(architecture)}: an Architecture is needed; mptify.save takes names.")
+        raise BadConfig(f"architecture={shown(architecture)}: an Architecture is needed; mptify.save takes names.")
     model = _unwrapped(model)
-    spec = plan_of(model).spec
+    config = plan_of(model).config
     _require_whole(model)
-    layers = {name: _ticket_layer(layer, spec, standalone) for name, layer in _own_layers(model).items()}
+    layers = {name: _ticket_layer(layer, config, standalone) for name, layer in _own_layers(model).items()}
     dtype = _one_type(model)
     kind = np.float16 if float16 else np.float64 if dtype == torch.float64 else np.float32
     _check_notes(notes)
     return Ticket(
-        spec=spec,
+        config=config,
         layers=layers,
         floats={name: _as_array(name, tensor, kind) for name, tensor in floats_of(model)},
         architecture=architecture,
@@ -85,7 +85,7 @@ def _one_type(model: nn.Module) -> torch.dtype:
     found = {layer.compute_dtype: name for name, layer in _own_layers(model).items()}
     found = {tensor.dtype: name for name, tensor in floats_of(model)} | found
     if len(found) > 1:
-        raise BadSpec(f"A ticket's network computes in one type, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}.")
+        raise BadConfig(f"A ticket's network computes in one type, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}.")
     return next(iter(found))
 
 
@@ -93,7 +93,7 @@ def _check_notes(notes: dict[str, Any] | None) -> None:
     try:
         as_json(notes or {}).encode()
     except (TypeError, ValueError) as error:
-        raise BadSpec(f"notes hold what JSON can't say: {error}.") from None
+        raise BadConfig(f"notes hold what JSON can't say: {error}.") from None
 
 
 def _own_layers(model: nn.Module) -> dict[str, Any]:
@@ -101,14 +101,14 @@ def _own_layers(model: nn.Module) -> dict[str, Any]:
     return {layer.ticket_name: layer for layer in ticket_layers(model).values()}
 
 
-def _ticket_layer(layer: Any, spec: TicketSpec, standalone: bool) -> TicketLayer:
+def _ticket_layer(layer: Any, config: TicketConfig, standalone: bool) -> TicketLayer:
     """With what the seed says left out, if the seed says it: somebody may have put other weights there."""
     mask = layer.mask.cpu().numpy()
     frozen = layer.frozen.detach().cpu().numpy()
     gain = float(layer.gain) if layer.weight_bits == 1 else layer.deviation
-    if not standalone and spec.init != "keep":
+    if not standalone and config.init != "keep":
         found = TicketLayer(layer.ticket_name, mask, gain)
-        differs = found.negative(spec.seed) != np.signbit(frozen) if layer.weight_bits == 1 else found.weights(spec) != frozen
+        differs = found.negative(config.seed) != np.signbit(frozen) if layer.weight_bits == 1 else found.weights(config) != frozen
         if not (differs & mask).any():
             return found
     survivors = frozen[mask]
@@ -122,7 +122,7 @@ def _as_array(name: str, tensor: Tensor, kind: Any) -> np.ndarray:
     with np.errstate(over="ignore"):
         array = wide.astype(kind)
     if not np.array_equal(np.isfinite(array), np.isfinite(wide)):
-        raise BadSpec(f"{name}: holds numbers too large for 16 bits; save it without float16.")
+        raise BadConfig(f"{name}: holds numbers too large for 16 bits; save it without float16.")
     return array
 
 
@@ -131,7 +131,7 @@ def floats_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     for name, tensor in _state(model):
         if tensor.is_complex():
-            raise BadSpec(f"{name}: complex numbers have no place in a ticket yet.")
+            raise BadConfig(f"{name}: complex numbers have no place in a ticket yet.")
         if tensor.is_floating_point() and id(tensor) not in seen:
             seen.add(id(tensor))
             yield name, tensor
@@ -170,14 +170,14 @@ def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
     for layer in ticket_layers(model).values():
         hold_(layer, ticket)
     fill_floats_(model, ticket)
-    plan_of(model).spec = ticket.spec
+    plan_of(model).config = ticket.config
     return model
 
 
 def hold_(layer: Any, ticket: Ticket) -> None:
     found = ticket.layers[layer.ticket_name]
-    layer.deviation = found.gain if ticket.spec.weight_bits == 32 else layer.deviation
-    layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.spec)), found.gain, found.kept)
+    layer.deviation = found.gain if ticket.config.weight_bits == 32 else layer.deviation
+    layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.config)), found.gain, found.kept)
 
 
 def fill_floats_(model: nn.Module, ticket: Ticket) -> None:
@@ -193,9 +193,9 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
     if not isinstance(ticket, Ticket):
         raise TicketMismatch(f"A ticket or the name of its file is needed, not {shown(ticket)}.")
     layers, floats = _own_layers(model), dict(floats_of(model))
-    spec, theirs = plan_of(model).spec, ticket.spec
+    config, theirs = plan_of(model).config, ticket.config
     for setting in ("bits", "residual", "bn"):  # two networks of different structure may have tensors of the same names
-        one, other = getattr(theirs, setting), getattr(spec, setting)
+        one, other = getattr(theirs, setting), getattr(config, setting)
         if one != other:
             raise TicketMismatch(f"The ticket is one of {setting}={one!r}, this model one of {setting}={other!r}.")
     dtype = str(_one_type(model)).removeprefix("torch.")

@@ -45,7 +45,7 @@ class Summary:
 
     architecture: str | None
     arguments: dict[str, int]
-    spec: dict[str, Any]
+    config: dict[str, Any]
     notes: dict[str, Any]
     digest: str
     dtype: str
@@ -70,7 +70,7 @@ def summarize(ticket: Ticket, data: bytes) -> Summary:
     return Summary(
         architecture=None if built is None else str(built),
         arguments={} if built is None else built.arguments,
-        spec=ticket.spec.model_dump(mode="json"),
+        config=ticket.config.model_dump(mode="json"),
         notes=ticket.notes,
         digest=ticket.digest,
         dtype=ticket.dtype,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mptify.config import DataSpec, Recipe, SearchSpec, TicketSpec
+from mptify.config import DataConfig, Recipe, SearchConfig, TicketConfig
 
 __all__ = ["page"]
 
@@ -22,10 +22,10 @@ This page is made from the program (`python -m mptify.tools.settings_page`).
 def page() -> str:
     """The page in Markdown."""
     parts: list[tuple[str, str, type[BaseModel], tuple[str, ...]]] = [
-        ("The search", "", SearchSpec, ("ticket",)),
-        ("The network, the baseline", "", Recipe, (*SearchSpec.model_fields, "data")),
-        ("The data", "data.", DataSpec, ()),
-        ("The ticket", "ticket.", TicketSpec, ()),
+        ("The search", "", SearchConfig, ("ticket",)),
+        ("The network, the baseline", "", Recipe, (*SearchConfig.model_fields, "data")),
+        ("The data", "data.", DataConfig, ()),
+        ("The ticket", "ticket.", TicketConfig, ()),
     ]
     return _START + "".join(_section(*part) for part in parts)
 

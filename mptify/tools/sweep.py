@@ -25,7 +25,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from mptify.config import Recipe, as_tuple, checked, make_recipe
-from mptify.errors import BadSpec, MptifyError
+from mptify.errors import BadConfig, MptifyError
 from mptify.files import write_whole
 from mptify.recipe_files import find_recipe, recipe_folder, to_yaml, with_setting
 from mptify.training.run_folder import Run
@@ -100,28 +100,28 @@ def find_sweep(name: str) -> Sweep:
     if not path.is_file():
         near = difflib.get_close_matches(name, sweep_names(), n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sweep_names())}."
-        raise BadSpec(f"There is no sweep {name!r}; {hint}")
+        raise BadConfig(f"There is no sweep {name!r}; {hint}")
     settings, _ = find_recipe(str(path))
     try:
         return _consistent(checked(Sweep, settings))
-    except BadSpec as error:
-        raise BadSpec(f"{name}: {error}") from None
+    except BadConfig as error:
+        raise BadConfig(f"{name}: {error}") from None
 
 
 def _consistent(sweep: Sweep) -> Sweep:
     names = [line.name for line in sweep.lines]
     for name in names:
         if names.count(name) > 1:
-            raise BadSpec(f"lines: there are two of the name {name!r}.")
+            raise BadConfig(f"lines: there are two of the name {name!r}.")
     for axis, values in sweep.grid.items():
         if not values or len({str(value) for value in values}) < len(values):
-            raise BadSpec(f"grid.{axis}: should be a list of different values.")
+            raise BadConfig(f"grid.{axis}: should be a list of different values.")
     drawn = (sweep.figure.x, sweep.figure.panel) if sweep.figure else ()
     named = [(f"lines: {line.name}: axes", axis) for line in sweep.lines for axis in line.axes or ()]
     named += [("figure", axis) for axis in drawn if axis is not None]
     for where, axis in named:
         if axis not in sweep.grid:
-            raise BadSpec(f"{where}: the grid has no axis {axis!r}; there are {', '.join(sweep.grid) or 'none'}.")
+            raise BadConfig(f"{where}: the grid has no axis {axis!r}; there are {', '.join(sweep.grid) or 'none'}.")
     return sweep
 
 
@@ -141,7 +141,7 @@ def cells_of(sweep: Sweep, changes: Mapping[str, Any]) -> list[Cell]:
             cells.append(Cell(name, line.name, {axis: place.get(axis) for axis in sweep.grid}, seed, make_recipe(settings, origin)))
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
-        raise BadSpec("Two runs of the sweep would have the same name; the names of its lines are too much alike.")
+        raise BadConfig("Two runs of the sweep would have the same name; the names of its lines are too much alike.")
     return cells
 
 
@@ -152,7 +152,7 @@ def _filled(settings: Mapping[str, Any], place: Mapping[str, Any], line: str) ->
         names = re.findall(r"{([^{}]*)}", value) if isinstance(value, str) else []
         for axis in names:
             if axis not in place:
-                raise BadSpec(f"lines: {line}: {key}={value!r} needs the axis {axis!r}, and these runs don't vary over it.")
+                raise BadConfig(f"lines: {line}: {key}={value!r} needs the axis {axis!r}, and these runs don't vary over it.")
             value = value.replace(f"{{{axis}}}", str(place[axis]))
         used |= set(names)
         filled[key] = value

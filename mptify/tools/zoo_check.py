@@ -320,7 +320,7 @@ def markdown(rows: list[Row]) -> str:
         f"- {totals['run']:,} have at most {RUN_LIMIT // 10**6} M parameters and were also run: one training step per mode, and one "
         "evaluation in 1/1.",
         "",
-        "Structure is checked on every model: every sign is fed by a normalised value (I2), only what the spec names requires grad (I4), "
+        "Structure is checked on every model: every sign is fed by a normalised value (I2), only what the config names requires grad (I4), "
         "every conv and linear weight is accounted for (I5). Runs add: every ticket layer that is not exempt sees only ±1 (I1), every "
         "layer's scores get a finite, non-zero gradient (I4).",
         "",

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mptify.config import SearchSpec
+from mptify.config import SearchConfig
 from mptify.errors import LostProcess, MptifyError, first_line
 
 __all__ = ["Whole", "accelerator_for", "flat", "meet", "processes_asked_for", "together"]
@@ -75,7 +75,7 @@ def processes_asked_for() -> int | None:
     return int(count) if count.isdecimal() and alone else None
 
 
-def accelerator_for(spec: SearchSpec, out: Any) -> Any:
+def accelerator_for(config: SearchConfig, out: Any) -> Any:
     """Accelerate's view of the devices, or one sentence on what is wrong with it."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -87,15 +87,15 @@ def accelerator_for(spec: SearchSpec, out: Any) -> Any:
             "`ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2` starts two, on CPUs."
         )
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if asked not in ("no", spec.precision):
-        raise MptifyError(f"The launcher asks for {asked}, the search for precision={spec.precision!r}; set precision={asked} there too.")
-    _require_trackers(spec.trackers)
+    if asked not in ("no", config.precision):
+        raise MptifyError(f"The launcher asks for {asked}, the search for precision={config.precision!r}; set precision={asked} there too.")
+    _require_trackers(config.trackers)
     AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
     try:
         accelerator = Accelerator(
             cpu=_without_devices(),
-            mixed_precision=spec.precision,
-            log_with=list(spec.trackers) or None,
+            mixed_precision=config.precision,
+            log_with=list(config.trackers) or None,
             project_dir=str(out) if out else None,
         )
     except ValueError as error:
@@ -107,7 +107,7 @@ def accelerator_for(spec: SearchSpec, out: Any) -> Any:
             "each would search alone, in the same folder; start one, or use `accelerate launch`."
         )
     accelerator.gradient_accumulation_steps = 1  # whatever the launcher says: this loop does it itself
-    if spec.precision == "fp16" and accelerator.device.type == "cpu":
+    if config.precision == "fp16" and accelerator.device.type == "cpu":
         raise MptifyError("precision='fp16' needs a GPU; bf16 works on CPUs too.")
     sharded = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
     if accelerator.distributed_type in sharded:

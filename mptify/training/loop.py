@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mptify.config import Recipe, SearchSpec, make_search_spec
-from mptify.errors import BadData, BadSpec, Disagreement, MptifyError, shown
+from mptify.config import Recipe, SearchConfig, make_search_config
+from mptify.errors import BadConfig, BadData, Disagreement, MptifyError, shown
 from mptify.recipe_files import to_yaml
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
@@ -42,7 +42,7 @@ __all__ = ["Result", "Watcher", "search", "steps_of"]
 class Watcher:
     """Sees a search go by; the command line's draws progress bars. Called in the main process only."""
 
-    def begin(self, spec: SearchSpec, steps: int, epoch: int, step: int) -> None:
+    def begin(self, config: SearchConfig, steps: int, epoch: int, step: int) -> None:
         """Before the first step: steps per epoch, and where the run goes on."""
 
     def step(self, epoch: int, step: int, seen: int, loss: float | None, accuracy: float | None) -> None:
@@ -79,7 +79,7 @@ def search(
     model: nn.Module,
     train: Any,
     val: Any,
-    spec: SearchSpec | Mapping[str, Any] | None = None,
+    config: SearchConfig | Mapping[str, Any] | None = None,
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -91,50 +91,50 @@ def search(
 
     A ticket model is searched with its own settings, and from the scores that it has.
 
-    `train` and `val` are pairs (uint8 images, labels) or map-style data sets. `spec` holds the fields of
-    [`SearchSpec`][mptify.SearchSpec]: `{"epochs": 5, "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.8}}`. With `out`, a
+    `train` and `val` are pairs (uint8 images, labels) or map-style data sets. `config` holds the fields of
+    [`SearchConfig`][mptify.SearchConfig]: `{"epochs": 5, "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.8}}`. With `out`, a
     folder receives metrics, checkpoints and the tickets, and Ctrl-C or SIGTERM saves and returns a result that is not `finished`; with
     `resume`, a run that was stopped there goes on. A `watcher` sees each step and epoch go by. `workers` processes read a data set.
     `architecture` names the network (`"timm:resnet18"`), so that `mptify.load` can build it from the ticket alone.
     """
-    _check_arguments(model, spec, out, architecture, watcher, workers)
+    _check_arguments(model, config, out, architecture, watcher, workers)
     if hasattr(model, "ticket_plan"):  # its own settings count
-        own = {"ticket": plan_of(model).spec}
-        spec = spec.model_copy(update=own) if isinstance(spec, SearchSpec) else {**(spec or {}), **own}
-    spec = make_search_spec(spec)
+        own = {"ticket": plan_of(model).config}
+        config = config.model_copy(update=own) if isinstance(config, SearchConfig) else {**(config or {}), **own}
+    config = make_search_config(config)
     pair = as_pair(train, val, workers)
     with together(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        return _Search(model, *pair, spec, out, resume, architecture, watcher or Watcher()).go()
+        return _Search(model, *pair, config, out, resume, architecture, watcher or Watcher()).go()
 
 
-def _check_arguments(model: Any, spec: Any, out: Any, architecture: Any, watcher: Any, workers: Any) -> None:
+def _check_arguments(model: Any, config: Any, out: Any, architecture: Any, watcher: Any, workers: Any) -> None:
     """Say of each argument but the data what is wrong with it."""
     if not isinstance(model, nn.Module):
         hint = f"; `mptify search {model}` takes names" if isinstance(model, str) else ""
         if isinstance(model, type) and issubclass(model, nn.Module):
-            raise BadSpec(f"model: a network (torch.nn.Module) is needed, not its class {model.__name__}; write {model.__name__}().")
-        raise BadSpec(f"model: a network (torch.nn.Module) is needed, not {shown(model)}{hint}.")
-    if spec is not None and not isinstance(spec, (SearchSpec, Mapping)):
-        raise BadSpec(f"spec: settings are needed, such as {{'epochs': 5}}, not {shown(spec)}.")
+            raise BadConfig(f"model: a network (torch.nn.Module) is needed, not its class {model.__name__}; write {model.__name__}().")
+        raise BadConfig(f"model: a network (torch.nn.Module) is needed, not {shown(model)}{hint}.")
+    if config is not None and not isinstance(config, (SearchConfig, Mapping)):
+        raise BadConfig(f"config: settings are needed, such as {{'epochs': 5}}, not {shown(config)}.")
     if out is not None and not isinstance(out, (str, os.PathLike)):
-        raise BadSpec(f"out={shown(out)}: the path of a folder is needed.")
+        raise BadConfig(f"out={shown(out)}: the path of a folder is needed.")
     if architecture is not None and not isinstance(architecture, (str, Architecture)):
-        raise BadSpec(f"architecture={shown(architecture)}: a name is needed, such as 'timm:resnet18'.")
+        raise BadConfig(f"architecture={shown(architecture)}: a name is needed, such as 'timm:resnet18'.")
     if watcher is not None and not isinstance(watcher, Watcher):
-        raise BadSpec(f"watcher: a mptify.Watcher is needed, not {shown(watcher)}.")
+        raise BadConfig(f"watcher: a mptify.Watcher is needed, not {shown(watcher)}.")
     if not isinstance(workers, int) or workers < 0:
-        raise BadSpec(f"workers={shown(workers)}: a number from 0 is needed.")
+        raise BadConfig(f"workers={shown(workers)}: a number from 0 is needed.")
 
 
-def steps_of(model: nn.Module, train: Any, spec: SearchSpec | Mapping[str, Any]) -> Iterator[None]:
+def steps_of(model: nn.Module, train: Any, config: SearchConfig | Mapping[str, Any]) -> Iterator[None]:
     """A search's training steps, one per `next`, without end, without evaluation and without a folder: to be timed."""
     images, _ = as_pair(train, train)
-    search = _Search(model, images, images, make_search_spec(spec), None, False, None, Watcher())
+    search = _Search(model, images, images, make_search_config(config), None, False, None, Watcher())
     search.network.train()
     while True:
         search.step = 0
         for pixels, labels in training_batches(
-            images, search.spec.batch, search.spec.seed, 0, first=0, rank=0, world=1, device=search.device
+            images, search.config.batch, search.config.seed, 0, first=0, rank=0, world=1, device=search.device
         ):
             search._one_step(pixels, labels)
             search.step += 1
@@ -143,26 +143,34 @@ def steps_of(model: nn.Module, train: Any, spec: SearchSpec | Mapping[str, Any])
 
 class _Search:
     def __init__(
-        self, model: nn.Module, train: Images, val: Images, spec: SearchSpec, out: Any, resume: bool, architecture: Any, watcher: Watcher
+        self,
+        model: nn.Module,
+        train: Images,
+        val: Images,
+        config: SearchConfig,
+        out: Any,
+        resume: bool,
+        architecture: Any,
+        watcher: Watcher,
     ):
-        self.spec, self.train, self.val, self.architecture = spec, train, val, architecture
-        self.accelerator = accelerator_for(spec, out)
+        self.config, self.train, self.val, self.architecture = config, train, val, architecture
+        self.accelerator = accelerator_for(config, out)
         self.rank, self.world, self.main = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.is_main_process
         self.device = self.accelerator.device
         self.watcher = watcher if self.main else Watcher()
-        self.steps = batches_of(len(train), spec.batch)
+        self.steps = batches_of(len(train), config.batch)
         smallest = len(train) // self.steps
-        if smallest < 2 * self.world * spec.accumulate:
-            raise BadData(f"{smallest} images per step are too few for {self.world} processes in {spec.accumulate} parts.")
-        self.network = prepared(model, spec).to(self.device)
+        if smallest < 2 * self.world * config.accumulate:
+            raise BadData(f"{smallest} images per step are too few for {self.world} processes in {config.accumulate} parts.")
+        self.network = prepared(model, config).to(self.device)
         for images in (train, val):
             require_fit(self.network, images, self.device)
         if isinstance(architecture, str):
-            self.architecture = architecture_named(architecture, self.network, train, spec, self.device)
+            self.architecture = architecture_named(architecture, self.network, train, config, self.device)
         self.sample = first_images(val, 32, self.device)
         self.layers = {layer.ticket_name: layer for layer in ticket_layers(self.network).values()}
         self.masks = Masks(self.network)
-        self.averages = {name: layer.scores.detach().clone() for name, layer in self.layers.items()} if spec.ema else {}
+        self.averages = {name: layer.scores.detach().clone() for name, layer in self.layers.items()} if config.ema else {}
         self.epoch = self.step = 0
         at_hand = self.device if self.device.type != "mps" else "cpu"  # which has no float64
         self.sums = torch.zeros(3, dtype=torch.float64, device=at_hand)  # loss, right answers, images so far, of this process
@@ -170,8 +178,8 @@ class _Search:
         self.alarms: list[str] = []
         self.run = self._open(out, resume)
         self.identity = fingerprint(self.network) if self.run else ""
-        optimizer = make_optimizer(self.network, spec)
-        whole = Whole(torch.compile(self.network) if spec.compile else self.network)
+        optimizer = make_optimizer(self.network, config)
+        whole = Whole(torch.compile(self.network) if config.compile else self.network)
         self.forward, self.optimizer = self.accelerator.prepare(whole, optimizer)
         self.resume = resume
 
@@ -190,20 +198,20 @@ class _Search:
                 self.run.unlock()
 
     def _go(self) -> Result:
-        spec = self.spec
+        config = self.config
         keep_freed_memory()
-        if spec.trackers:
-            self.accelerator.init_trackers("mptify", config=flat(spec.model_dump(mode="json")))
-        self.watcher.begin(spec, self.steps, self.epoch, self.step)
+        if config.trackers:
+            self.accelerator.init_trackers("mptify", config=flat(config.model_dump(mode="json")))
+        self.watcher.begin(config, self.steps, self.epoch, self.step)
         self.network.train()
         with stoppable(self.run is not None, self.watcher.stopping) as stop:
-            while self.epoch < spec.epochs:
+            while self.epoch < config.epochs:
                 if not self._one_epoch(stop):
                     return self._result(finished=False, asked=True)
                 self._end_epoch()
         if self.run and self.main:
-            last, method = self.rows[-1]["val_accuracy"], spec.method
-            summary = {"accuracy": last, "best": self._best(), "epochs": spec.epochs, "method": method, "alarms": self.alarms}
+            last, method = self.rows[-1]["val_accuracy"], config.method
+            summary = {"accuracy": last, "best": self._best(), "epochs": config.epochs, "method": method, "alarms": self.alarms}
             self.run.write_summary(summary)
         self.accelerator.wait_for_everyone()
         return self._result(finished=True, asked=self._agreed(bool(stop), False)[0])
@@ -216,10 +224,10 @@ class _Search:
 
     def _one_epoch(self, stop: list[bool]) -> bool:
         """Steps from where the epoch stands to its end; False if the run was asked to stop."""
-        spec = self.spec
+        config = self.config
         start, saved, shown, seen = time.perf_counter(), time.monotonic(), 0.0, 0
         batches = training_batches(
-            self.train, spec.batch, spec.seed, self.epoch, first=self.step, rank=self.rank, world=self.world, device=self.device
+            self.train, config.batch, config.seed, self.epoch, first=self.step, rank=self.rank, world=self.world, device=self.device
         )
         for pixels, labels in batches:
             self._one_step(pixels, labels)
@@ -232,8 +240,8 @@ class _Search:
                 total, right, count = self.sums.tolist()
                 loss, accuracy = self._finite(total / count), right / count
             self.watcher.step(self.epoch, self.step, seen, loss, accuracy)
-            asked, due = self._agreed(bool(stop), not spec.checkpoint_steps and now - saved > 60 * spec.checkpoint_minutes)
-            due |= spec.checkpoint_steps is not None and self.step % spec.checkpoint_steps == 0
+            asked, due = self._agreed(bool(stop), not config.checkpoint_steps and now - saved > 60 * config.checkpoint_minutes)
+            due |= config.checkpoint_steps is not None and self.step % config.checkpoint_steps == 0
             if asked or (due and self.step < self.steps):
                 self._save()
                 saved = now
@@ -261,33 +269,33 @@ class _Search:
         return bool(asked), bool(due)
 
     def _one_step(self, pixels: Tensor, labels: Tensor) -> None:
-        spec = self.spec
+        config = self.config
         at = self.epoch + (self.step + 0.5) / self.steps
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(spec, at) * group["scale"]
+            group["lr"] = learning_rate(config, at) * group["scale"]
         self._set_prune(at)
-        torch.manual_seed(mixed(spec.seed, self.epoch, self.step, self.rank))  # dropout and the like
+        torch.manual_seed(mixed(config.seed, self.epoch, self.step, self.rank))  # dropout and the like
         images = images_in_step(len(self.train), self.steps, self.step)
-        parts = list(zip(pixels.tensor_split(spec.accumulate), labels.tensor_split(spec.accumulate), strict=True))
+        parts = list(zip(pixels.tensor_split(config.accumulate), labels.tensor_split(config.accumulate), strict=True))
         for number, (some, theirs) in enumerate(parts):
             last = number == len(parts) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.forward):
                 output = self.forward(some)
-                total = loss_of(output, theirs, spec.label_smoothing)
+                total = loss_of(output, theirs, config.label_smoothing)
                 # DistributedDataParallel averages over processes, whose shares may differ by one image.
                 self.accelerator.backward(total * (self.world / images))
             right = (logits_of(output).detach().argmax(1) == theirs).sum()
             self.sums += torch.stack([total.detach(), right, right.new_tensor(len(theirs))]).to(self.sums)
-        if spec.clip is not None:
-            self.accelerator.clip_grad_norm_(self.forward.parameters(), spec.clip)
+        if config.clip is not None:
+            self.accelerator.clip_grad_norm_(self.forward.parameters(), config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._average()
 
     def _set_prune(self, at: float) -> None:
-        if not self.spec.prune_ramp or not self.layers:
+        if not self.config.prune_ramp or not self.layers:
             return
-        share, ticket = prune_share(self.spec, at), self.spec.spec
+        share, ticket = prune_share(self.config, at), self.config.ticket
         for layer in ticket_layers(self.network).values():  # tied ones too
             layer.set_prune_(share * ticket.prune_of(layer.ticket_name))
 
@@ -295,7 +303,7 @@ class _Search:
     def _average(self) -> None:
         done = self.epoch * self.steps + self.step
         for name, mean in self.averages.items():
-            decay = min(self.spec.ema or 0.0, (1 + done) / (10 + done))  # a young mean forgets its beginning
+            decay = min(self.config.ema or 0.0, (1 + done) / (10 + done))  # a young mean forgets its beginning
             mean.mul_(decay).add_(self.layers[name].scores, alpha=1 - decay)
 
     # -- an epoch's end -----------------------------------------------------------------------------------------------
@@ -326,7 +334,7 @@ class _Search:
 
             draw_curves(self.rows, self.run.folder / "curves.png")
         self._save()
-        if self.spec.trackers:
+        if self.config.trackers:
             numbers = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "epoch"}
             self.accelerator.log(numbers, step=self.epoch)
         self.watcher.epoch(row)
@@ -339,11 +347,11 @@ class _Search:
 
     def _best(self) -> float:
         """The highest accuracy of the epochs that were pruned as much as asked."""
-        return max((row["val_accuracy"] for row in self.rows if row["epoch"] >= self.spec.prune_ramp), default=-1.0)
+        return max((row["val_accuracy"] for row in self.rows if row["epoch"] >= self.config.prune_ramp), default=-1.0)
 
     def _evaluate(self) -> Evaluation:
         return evaluate(
-            self.network, self.val, 4 * max(1, self.spec.batch // (self.world * self.spec.accumulate)), self.device,
+            self.network, self.val, 4 * max(1, self.config.batch // (self.world * self.config.accumulate)), self.device,
             rank=self.rank, world=self.world, sum_up=self._sum_up,
         )  # fmt: skip
 
@@ -352,7 +360,7 @@ class _Search:
         weights = sum(layer.count for layer in self.layers.values())
         row: dict[str, Any] = {
             "epoch": self.epoch + 1, "loss": loss, "accuracy": accuracy, "val_loss": found.loss, "val_accuracy": found.top1,
-            "val_top5": found.top5, "lr": learning_rate(self.spec, self.epoch + 1), "seconds": round(self.seconds, 2),
+            "val_top5": found.top5, "lr": learning_rate(self.config, self.epoch + 1), "seconds": round(self.seconds, 2),
             "images_per_second": round(self.speed, 1),
         }  # fmt: skip
         if self.layers:
@@ -387,13 +395,13 @@ class _Search:
         if not self.layers:
             self.run.write_dense(which, self.network)
             return
-        notes: dict[str, Any] = {"accuracy": row["val_accuracy"], "epoch": row["epoch"], "method": self.spec.method}
-        if isinstance(self.spec, Recipe):
-            notes["data"] = self.spec.data.source
+        notes: dict[str, Any] = {"accuracy": row["val_accuracy"], "epoch": row["epoch"], "method": self.config.method}
+        if isinstance(self.config, Recipe):
+            notes["data"] = self.config.data.source
         if self.val.names and sum(map(len, self.val.names)) < 20_000:
             notes["labels"] = list(self.val.names)
         notes["input"] = {"shape": list(self.val.shape()), "mean": list(self.val.mean), "std": list(self.val.deviation)}
-        notes["recipe"] = self.spec.model_dump(mode="json")
+        notes["recipe"] = self.config.model_dump(mode="json")
         with judging(self.network):
             write(ticket_of(self.network, architecture=self.architecture, notes=notes), self.run.ticket(which))
 
@@ -408,10 +416,10 @@ class _Search:
         trouble: list[Exception] = []
         if self.main:
             try:
-                run = Run.again(Path(out)) if resume else Run.begin(Path(out), to_yaml(self.spec))
+                run = Run.again(Path(out)) if resume else Run.begin(Path(out), to_yaml(self.config))
                 run.lock()
                 run.sweep()
-                run.require_same(self.spec.model_dump(mode="json"))
+                run.require_same(self.config.model_dump(mode="json"))
             except MptifyError as error:
                 trouble.append(error)
                 if run is not None:

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mptify.config import SearchSpec
+from mptify.config import SearchConfig
 from mptify.surgery.trainable import parameter_kinds
 
 __all__ = ["make_optimizer"]
 
 
-def make_optimizer(network: nn.Module, spec: SearchSpec) -> torch.optim.Optimizer:
+def make_optimizer(network: nn.Module, config: SearchConfig) -> torch.optim.Optimizer:
     """Over what requires grad; the kinds of parameters that `decays` names decay, the others don't.
 
     A group's `scale` multiplies its learning rate. A mask does not change when all of its layer's scores are scaled, but
@@ -21,19 +21,19 @@ def make_optimizer(network: nn.Module, spec: SearchSpec) -> torch.optim.Optimize
     overturn one of 8,192 at once. So with `relative`, a layer's steps are counted in the largest of its first scores.
     """
     kinds = parameter_kinds(network)
-    relative = spec.relative and spec.optimizer != "sgd"
+    relative = config.relative and config.optimizer != "sgd"
     found: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             kind = "bias" if kinds[name] == "dense" and parameter.dim() <= 1 else kinds[name]
-            decay = spec.weight_decay if kind in spec.decays else 0.0
+            decay = config.weight_decay if kind in config.decays else 0.0
             scale = _size(parameter) if relative and kinds[name] == "scores" else 1.0
             found.setdefault((decay, scale), []).append(parameter)
     groups: list[dict[str, Any]] = [{"params": these, "weight_decay": decay, "scale": scale} for (decay, scale), these in found.items()]
-    if spec.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov)
-    maker = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.AdamW
-    return maker(groups, lr=spec.lr, betas=(spec.momentum, 0.999))
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+    maker = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return maker(groups, lr=config.lr, betas=(config.momentum, 0.999))
 
 
 def _size(scores: Tensor) -> float:

@@ -48,7 +48,7 @@ def predict(
     if image is None:
         raise MptifyError(f"{file}: this network does not tell classes apart.")
     inputs = [_pixels(path, tuple(image.shape[1:]), ticket.notes.get("input")) for path in pictures]  # all that can't be read is told first
-    model = load(file, runtime=runtime or ("packed" if ticket.spec.bits == "1/1" else None))
+    model = load(file, runtime=runtime or ("packed" if ticket.config.bits == "1/1" else None))
     names = _names(ticket)
     with torch.no_grad():
         model(image)  # the first run makes ready

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from mptify.config import Recipe, SearchSpec
-from mptify.errors import BadData, BadSpec, MptifyError, TicketMismatch, first_line
+from mptify.config import Recipe, SearchConfig
+from mptify.errors import BadConfig, BadData, MptifyError, TicketMismatch, first_line
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
 from mptify.nn.layers import Ticketed
@@ -30,24 +30,24 @@ def architecture_of(entry: registry.Entry, images: Images) -> Architecture:
     return Architecture(entry.source, entry.name, arguments)
 
 
-def architecture_named(name: str, network: nn.Module, images: Images, spec: SearchSpec, device: Any) -> Architecture:
-    """What `name` says of `network`, which `prepared` made of the caller's: raises `BadSpec` unless it is that network."""
+def architecture_named(name: str, network: nn.Module, images: Images, config: SearchConfig, device: Any) -> Architecture:
+    """What `name` says of `network`, which `prepared` made of the caller's: raises `BadConfig` unless it is that network."""
     entry = registry.resolve(name)
     plain = architecture_of(entry, images)
     built = Architecture(entry.source, entry.name, plain.arguments | {"num_classes": classes_of(network, images, device)})
     given = ", ".join(f"{key}={value}" for key, value in built.arguments.items())
     try:
         with InitMode():
-            other = prepared(registry.build(entry, **built.arguments), spec)
+            other = prepared(registry.build(entry, **built.arguments), config)
     except MptifyError:
         raise
     except Exception as error:  # whatever a builder makes of sizes that it was never built with
-        raise BadSpec(f"architecture={name!r}: that network can't be built for {given}: {first_line(error)}.") from error
+        raise BadConfig(f"architecture={name!r}: that network can't be built for {given}: {first_line(error)}.") from error
     ours, theirs = ({key: tuple(value.shape) for key, value in one.state_dict().items()} for one in (network, other))
     differ = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if differ:
         first = differ[0]
-        raise BadSpec(
+        raise BadConfig(
             f"architecture={name!r}: that network, built for {given}, is another one than the model: "
             f"its {first} is {_shape(theirs.get(first))}, the model's {_shape(ours.get(first))}."
         )
@@ -68,10 +68,10 @@ def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
         except MptifyError:
             raise
         except Exception as error:  # whatever a builder makes of sizes that it was never built with
-            raise BadSpec(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
+            raise BadConfig(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
     if dense:
         return network
-    ticketed = transform(network, **dict(recipe.spec))
+    ticketed = transform(network, **dict(recipe.ticket))
     if ticket is not None:
         try:
             begin_with_(ticketed, ticket)
@@ -116,15 +116,15 @@ def _require_same_weights(layer: Any, ticket: Ticket) -> None:
         )
 
 
-def prepared(model: nn.Module, spec: SearchSpec) -> nn.Module:
+def prepared(model: nn.Module, config: SearchConfig) -> nn.Module:
     """The network that is trained: a new one."""
     found = [layer for layer in model.modules() if isinstance(layer, Ticketed)]
-    if spec.method == "dense":
+    if config.method == "dense":
         if found:
             raise MptifyError("method='dense' trains weights, and this is a ticket model, whose weights are frozen.")
-        return with_norms(model) if spec.ticket.bn == "insert" else copy.deepcopy(model).requires_grad_(True)
+        return with_norms(model) if config.ticket.bn == "insert" else copy.deepcopy(model).requires_grad_(True)
     if not found:
-        return transform(model, **dict(spec.spec))
+        return transform(model, **dict(config.ticket))
     if any(layer.is_bare for layer in found) or all(((layer.scores == 0) | (layer.scores == 1)).all() for layer in found):
         raise MptifyError(
             "This model was loaded from a ticket file, which holds masks but neither scores nor magnitudes to search with; "

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, Subset
 
-from mptify.config import DataSpec
+from mptify.config import DataConfig
 from mptify.errors import BadData, first_line
 from mptify.training.data import Images, checked_pixels, require_classes, sizes
 from mptify.training.images import plain, read_image
@@ -21,34 +21,34 @@ from mptify.training.images import plain, read_image
 __all__ = ["is_in_files", "load_data"]
 
 
-def load_data(spec: DataSpec, *, only_val: bool = False) -> tuple[Images, Images]:
+def load_data(config: DataConfig, *, only_val: bool = False) -> tuple[Images, Images]:
     """Training and validation images; with `only_val`, a folder need not hold the former, and the latter stand for them."""
-    kind, _, place = spec.source.partition(":")
+    kind, _, place = config.source.partition(":")
     if kind in _IN_MEMORY:
-        if spec.size is not None:
-            raise BadData(f"{spec.source}: data.size is for images from files; those in memory are taken as they are.")
-        train, val = _IN_MEMORY[kind](spec, place)
-        if spec.crop >= min(train.shape()[1:]):
-            raise BadData(f"data.crop={spec.crop}: images of {sizes(train.shape())} can be shifted by fewer pixels than they have.")
+        if config.size is not None:
+            raise BadData(f"{config.source}: data.size is for images from files; those in memory are taken as they are.")
+        train, val = _IN_MEMORY[kind](config, place)
+        if config.crop >= min(train.shape()[1:]):
+            raise BadData(f"data.crop={config.crop}: images of {sizes(train.shape())} can be shifted by fewer pixels than they have.")
     elif kind in _IN_FILES:
-        if spec.crop or spec.flip:
+        if config.crop or config.flip:
             raise BadData(
-                f"{spec.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway."
+                f"{config.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway."
             )
-        found, classes, names = _IN_FILES[kind](spec, place, ("val",) if only_val and not spec.holdout else ("train", "val"))
-        train, val = _from_sets(found, classes, names, spec)
+        found, classes, names = _IN_FILES[kind](config, place, ("val",) if only_val and not config.holdout else ("train", "val"))
+        train, val = _from_sets(found, classes, names, config)
     else:
-        raise BadData(f"data.source={spec.source!r}: there are {', '.join(_IN_MEMORY | _IN_FILES)}; for instance imagefolder:photos.")
-    if spec.holdout is not None:
-        train, val = _held_out(train, val, spec.holdout)
-    train, val = _shortened(train, spec.train_images), _shortened(val, spec.val_images)
+        raise BadData(f"data.source={config.source!r}: there are {', '.join(_IN_MEMORY | _IN_FILES)}; for instance imagefolder:photos.")
+    if config.holdout is not None:
+        train, val = _held_out(train, val, config.holdout)
+    train, val = _shortened(train, config.train_images), _shortened(val, config.val_images)
     if train.shape() != val.shape():
-        raise BadData(f"{spec.source}: training images are {sizes(train.shape())}, those for validation {sizes(val.shape())}.")
+        raise BadData(f"{config.source}: training images are {sizes(train.shape())}, those for validation {sizes(val.shape())}.")
     if train.classes != val.classes:
-        raise BadData(f"{spec.source}: {train.classes} classes to train with, {val.classes} to validate with.")
+        raise BadData(f"{config.source}: {train.classes} classes to train with, {val.classes} to validate with.")
     if not only_val:
-        require_classes(train, spec.source)
-    train.crop, train.flip = spec.crop, spec.flip
+        require_classes(train, config.source)
+    train.crop, train.flip = config.crop, config.flip
     return train, val
 
 
@@ -57,7 +57,7 @@ def is_in_files(source: str) -> bool:
     return source.partition(":")[0] in _IN_FILES
 
 
-def _digits(spec: DataSpec, place: str) -> tuple[Images, Images]:
+def _digits(config: DataConfig, place: str) -> tuple[Images, Images]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -68,10 +68,10 @@ def _digits(spec: DataSpec, place: str) -> tuple[Images, Images]:
     return _pair([(pixels[part], digits.target[part]) for part in (kept, held)], "digits", tuple(str(digit) for digit in range(10)))
 
 
-def _arrays(spec: DataSpec, place: str) -> tuple[Images, Images]:
+def _arrays(config: DataConfig, place: str) -> tuple[Images, Images]:
     path = Path(place)
     if not path.is_file():
-        raise BadData(f"{spec.source}: there is no file {place!r}.")
+        raise BadData(f"{config.source}: there is no file {place!r}.")
     keys = ("x_train", "y_train", "x_test", "y_test")
     try:
         with path.open("rb") as file, np.load(file) as arrays:  # np.load would not close a file that it can't read
@@ -84,19 +84,19 @@ def _arrays(spec: DataSpec, place: str) -> tuple[Images, Images]:
     return _pair([(found[0], found[1]), (found[2], found[3])], place)
 
 
-def _cifar(spec: DataSpec, place: str) -> tuple[Images, Images]:
+def _cifar(config: DataConfig, place: str) -> tuple[Images, Images]:
     import torchvision
 
-    kind = spec.source.partition(":")[0]
+    kind = config.source.partition(":")[0]
     maker = torchvision.datasets.CIFAR10 if kind == "cifar10" else torchvision.datasets.CIFAR100
     folder = place or "data"
     try:
         splits = [maker(folder, train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError):
         raise BadData(
-            f"{spec.source}: {folder!r} holds no {kind}; torchvision.datasets.{maker.__name__}({folder!r}, download=True) fetches it."
+            f"{config.source}: {folder!r} holds no {kind}; torchvision.datasets.{maker.__name__}({folder!r}, download=True) fetches it."
         ) from None
-    return _pair([(split.data, np.asarray(split.targets)) for split in splits], spec.source, tuple(splits[0].classes))
+    return _pair([(split.data, np.asarray(split.targets)) for split in splits], config.source, tuple(splits[0].classes))
 
 
 def _pair(splits: list[tuple[np.ndarray, np.ndarray]], what: str, names: tuple[str, ...] = ()) -> tuple[Images, Images]:
@@ -149,15 +149,15 @@ def _transforms(size: int) -> dict[str, Any]:
     }
 
 
-def _folders(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
+def _folders(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
     """A data set per split, how many classes they have, and the names of these if known."""
     from mptify.training.folders import Folder
 
     root = Path(place)
     if not place:
-        raise BadData(f"{spec.source}: which folder? Write {spec.source}:FOLDER.")
+        raise BadData(f"{config.source}: which folder? Write {config.source}:FOLDER.")
     if not root.is_dir():
-        raise BadData(f"{spec.source}: there is no folder {place!r}.")
+        raise BadData(f"{config.source}: there is no folder {place!r}.")
     found = []
     for split in splits:
         names = ("train",) if split == "train" else ("val", "validation", "test")
@@ -166,7 +166,7 @@ def _folders(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[
             hint = f" Did you mean {root.parent}?" if root.name in ("train", "val") and (root.parent / "train").is_dir() else ""
             raise BadData(f"{place}: has no folder {split!r}; it needs train/<class>/<image> and val/<class>/<image>.{hint}")
         try:
-            files = Folder(folder, _transforms(spec.size or 224)[split])
+            files = Folder(folder, _transforms(config.size or 224)[split])
         except FileNotFoundError as error:
             raise BadData(f"{folder}: {str(error).split('. ')[0]}.") from None
         found.append(files)
@@ -209,7 +209,7 @@ _MOST_NAMED = 10
 _TIMM_FOLDERS = ("folder", "imagefolder", "image_folder", "imagenet")
 
 
-def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
+def _timm(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
     """A data set per split, how many classes they have, and the names of these if known."""
     import timm.data
 
@@ -217,49 +217,49 @@ def _timm(spec: DataSpec, place: str, splits: tuple[str, ...]) -> tuple[list[Any
 
     name, _, root = place.partition(":")
     if name not in _TIMM_FOLDERS and "/" not in name:  # of which timm would take any for a folder
-        hint = f"{spec.source.partition(':')[0]}:folder:{root or 'FOLDER'}"
-        raise BadData(f"{spec.source}: {name!r} is no data set of timm's; write {hint}, or such as timm:torch/cifar10:FOLDER.")
+        hint = f"{config.source.partition(':')[0]}:folder:{root or 'FOLDER'}"
+        raise BadData(f"{config.source}: {name!r} is no data set of timm's; write {hint}, or such as timm:torch/cifar10:FOLDER.")
     found = []
     for split in splits:
         timms = "train" if split == "train" else "validation"
         try:
             files = timm.data.create_dataset(name, root=root or "data", split=timms, is_training=split == "train", download=False)
         except Exception as error:  # of whatever library stands behind the name
-            raise BadData(f"{spec.source}: timm can't open it ({first_line(error)}).") from None
+            raise BadData(f"{config.source}: timm can't open it ({first_line(error)}).") from None
         if isinstance(files, IterableDataset) or not hasattr(files, "__len__"):
-            raise BadData(f"{spec.source}: streams have no length; a search needs a data set whose images can be numbered.")
-        transform = _transforms(spec.size or 224)[split]
+            raise BadData(f"{config.source}: streams have no length; a search needs a data set whose images can be numbered.")
+        transform = _transforms(config.size or 224)[split]
         if isinstance(files, timm.data.ImageDataset):
             files = ReaderFiles(files.reader, transform)
         else:
             files.transform = transform
         found.append(files)
     _check_files([path for files in found for path in getattr(files, "paths", ())])
-    names = _names_of(found, spec)
-    return found, len(names) or _classes_of(found, spec), names
+    names = _names_of(found, config)
+    return found, len(names) or _classes_of(found, config), names
 
 
-def _names_of(found: list[Any], spec: DataSpec) -> tuple[str, ...]:
+def _names_of(found: list[Any], config: DataConfig) -> tuple[str, ...]:
     """The classes of data sets that timm opened, which come from many libraries; empty where they have no names."""
     readers = [getattr(files, "reader", files) for files in found]
     for key in ("class_to_idx", "classes"):
         if all(getattr(reader, key, None) for reader in readers):
             named = [getattr(reader, key) for reader in readers]
-            _require_same_classes(spec.source, named)
+            _require_same_classes(config.source, named)
             return tuple(map(str, sorted(named[0], key=named[0].__getitem__) if isinstance(named[0], dict) else named[0]))
     return ()
 
 
-def _classes_of(found: list[Any], spec: DataSpec) -> int:
+def _classes_of(found: list[Any], config: DataConfig) -> int:
     readers: list[Any] = [getattr(files, "reader", files) for files in found]
     if not all(hasattr(reader, "samples") for reader in readers):
-        raise BadData(f"{spec.source}: does not say how many classes it has; imagefolder:FOLDER reads a folder of images.")
+        raise BadData(f"{config.source}: does not say how many classes it has; imagefolder:FOLDER reads a folder of images.")
     return 1 + max(label for reader in readers for _, label in reader.samples)
 
 
-def _from_sets(found: list[Any], classes: int, names: tuple[str, ...], spec: DataSpec) -> tuple[Images, Images]:
+def _from_sets(found: list[Any], classes: int, names: tuple[str, ...], config: DataConfig) -> tuple[Images, Images]:
     shared: dict[str, Any] = {
-        "workers": min(spec.workers, os.cpu_count() or 1), "names": names, "mean": _MEAN, "deviation": _DEVIATION,
+        "workers": min(config.workers, os.cpu_count() or 1), "names": names, "mean": _MEAN, "deviation": _DEVIATION,
     }  # fmt: skip
     train, val = (Images(labels=None, classes=classes, files=files, **shared) for files in (found[0], found[-1]))
     return train, val

@@ -5,7 +5,7 @@ import timm
 import torch
 
 import mptify
-from mptify.errors import BadSpec, NotKept
+from mptify.errors import BadConfig, NotKept
 from mptify.surgery.plan import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -50,7 +50,7 @@ def test_what_can_not_be_made_anew_is_refused():
     ticketed = ticket("crossvit_tiny_240", depth=((1, 1, 0), (1, 1, 0), (1, 1, 0)))
     with pytest.raises(NotKept, match=r"head: the classifier can't be made anew, since the output comes from head\.0, head\.1"):
         ticketed.reset_classifier(7)
-    with pytest.raises(BadSpec, match="a whole number from 0"):
+    with pytest.raises(BadConfig, match="a whole number from 0"):
         ticket("test_resnet").reset_classifier(-1)
     with pytest.raises(NotKept, match="the pooling is part of the graph"):
         ticket("test_resnet").reset_classifier(7, "max")

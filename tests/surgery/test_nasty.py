@@ -113,7 +113,7 @@ def test_the_modes_of_single_parts_are_carried_over(net):
 def test_a_model_on_meta_converts(net, bits):
     ticketed = mptify.transform(net.to("meta"), bits=bits, prune=0.75)
     assert all(layer.scores.is_meta for layer in mptify.ticket_layers(ticketed).values())
-    assert mptify.report(ticketed).converted > 0
+    assert mptify.summary(ticketed).converted > 0
 
 
 def test_tied_weights_share_one_ticket():
@@ -121,7 +121,7 @@ def test_tied_weights_share_one_ticket():
     first, second = ticketed.first, ticketed.second
     assert first.scores is second.scores
     assert first.frozen is second.frozen
-    assert mptify.report(ticketed).converted == 8 * 27 + 8 * 72 + 80
+    assert mptify.summary(ticketed).converted == 8 * 27 + 8 * 72 + 80
     with torch.no_grad():
         first.scores.neg_().mul_(torch.rand_like(first.scores))
     assert torch.equal(first.mask, second.mask)
@@ -410,5 +410,5 @@ def test_attention_is_converted_whole_or_not_at_all(part):
 
 def test_weights_of_their_own_count_in_the_packed_size():
     net = nn.Sequential(nn.Linear(64, 64))
-    sizes = [mptify.report(mptify.transform(net, bits=bits, prune=0.5, init="keep")).packed_bytes for bits in ("1/32", "32/32")]
+    sizes = [mptify.summary(mptify.transform(net, bits=bits, prune=0.5, init="keep")).packed_bytes for bits in ("1/32", "32/32")]
     assert sizes == [64 * 64 // 8 + 64 * 32 // 8 + 4, 64 * 64 // 8 + 64 * 32 * 4 + 4]

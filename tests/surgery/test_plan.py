@@ -157,7 +157,7 @@ def test_global_scope_keeps_the_total_and_a_floor_in_every_layer():
     ("setting", "kinds"), [({}, {"scores"}), ({"learn_bn": True}, {"scores", "norm"}), ({"bias": "learn"}, {"scores", "bias"})]
 )
 def test_only_what_the_spec_names_trains(setting, kinds):
-    assert set(mptify.report(mptify.transform(OneReluManyTimes(), **setting)).trainable) == kinds
+    assert set(mptify.summary(mptify.transform(OneReluManyTimes(), **setting)).trainable) == kinds
 
 
 def test_other_parameters_are_learned_unless_frozen():
@@ -169,8 +169,8 @@ def test_other_parameters_are_learned_unless_frozen():
         def forward(self, x):
             return self.layer(x) * self.scale
 
-    assert mptify.report(mptify.transform(Scaled())).trainable == {"other": 4, "scores": 12}
-    assert mptify.report(mptify.transform(Scaled(), other="freeze")).trainable == {"scores": 12}
+    assert mptify.summary(mptify.transform(Scaled())).trainable == {"other": 4, "scores": 12}
+    assert mptify.summary(mptify.transform(Scaled(), other="freeze")).trainable == {"scores": 12}
 
 
 def test_the_seed_alone_decides_the_frozen_weights():
@@ -212,7 +212,7 @@ def test_dropout_between_a_sign_and_a_layer_keeps_its_input_binary_in_train_mode
     ],
 )
 def test_bad_settings_are_told_in_one_sentence(settings, message):
-    with pytest.raises(mptify.BadSpec) as caught:
+    with pytest.raises(mptify.BadConfig) as caught:
         mptify.transform(OneReluManyTimes(), **settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -297,7 +297,7 @@ class Untraced(Tokens):
 def test_parameters_that_are_added_or_looked_up_are_listed_as_that(bits):
     plan = mptify.plan(around(Tokens(), 4), bits=bits, strict=True)
     assert dict(plan.tables) == {"part.positions": (1, 1, 4), "part.unused": (2, 4), "part.table.weight": (3, 4)}
-    report = mptify.report(mptify.transform(around(Tokens(), 4), bits=bits))
+    report = mptify.summary(mptify.transform(around(Tokens(), 4), bits=bits))
     assert report.tables == plan.tables
 
 
@@ -344,7 +344,7 @@ def test_parameters_of_replaced_activations_go(activation, gone, process_group):
     network = nn.Sequential(nn.Conv2d(3, 4, 3), activation, nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
     ticketed = mptify.transform(network, bits="1/1", prune=0.5, learn_bn=True, other="learn").train()
     assert not set(gone) & {name for name, _ in ticketed.named_parameters()}
-    assert sorted(mptify.report(ticketed).dropped) == gone
+    assert sorted(mptify.summary(ticketed).dropped) == gone
     parallel = torch.nn.parallel.DistributedDataParallel(ticketed)
     for _ in range(2):  # the second step fails where a parameter got no gradient in the first
         parallel(torch.randn(2, 3, 6, 6)).sum().backward()

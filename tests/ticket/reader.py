@@ -36,15 +36,15 @@ def read(data):
 
     masks, weights, floats = {}, {}, {}
     at = signs_at = values_at = 0
-    spec = description["spec"]
+    config = description["spec"]
     for (name, shape, kept, origin, size), gain in zip(description["layers"], sections["gains"], strict=True):
         coded = sections["masks"][at : at + size].tobytes()
         at += size
-        mask = read_mask(coded, shape, spec["seed"], name)
+        mask = read_mask(coded, shape, config["seed"], name)
         require(mask.sum() == kept, "survivors")
         values = None
         if origin == "seed":
-            negative = drawn_signs(spec["seed"], name, mask.size)[mask]
+            negative = drawn_signs(config["seed"], name, mask.size)[mask]
         elif origin == "signs":
             packed = sections["signs"][signs_at : signs_at + -(-kept // 8)]
             signs_at += packed.size
@@ -54,12 +54,12 @@ def read(data):
             values_at += kept
             negative = np.signbit(values)
         full = np.zeros(mask.size, np.float32)
-        if spec["bits"].startswith("1/"):
+        if config["bits"].startswith("1/"):
             full[mask] = np.where(negative, -gain, gain)
         elif values is not None:
             full[mask] = values
         else:
-            require(spec["init"] == "signed_constant", "this reader draws no normals")
+            require(config["init"] == "signed_constant", "this reader draws no normals")
             full[mask] = np.where(negative, -gain, gain)
         masks[name], weights[name] = mask.reshape(shape), full.reshape(shape)
         for part in (packed_bits(mask), packed_bits(negative), gain.tobytes(), b"" if values is None else values.tobytes()):

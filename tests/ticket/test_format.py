@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptify.config import make_spec
-from mptify.errors import BadSpec, DamagedTicket
+from mptify.config import make_config
+from mptify.errors import BadConfig, DamagedTicket
 from mptify.nn import init
 from mptify.ticket.codec import Architecture, Ticket, TicketLayer, coded_masks, from_bytes, to_bytes
 from tests.ticket import reader
@@ -40,7 +40,7 @@ def small(**changes):
         "scalar": np.array(2.5, "f4"),
     }
     fields = {
-        "spec": make_spec({"bits": "1/1", "prune": 0.8, "seed": 7}),
+        "config": make_config({"bits": "1/1", "prune": 0.8, "seed": 7}),
         "layers": {one.name: one for one in layers},
         "floats": floats,
         "architecture": Architecture("timm", "resnet18", {"num_classes": 10}),
@@ -72,7 +72,7 @@ TICKETS = {
     "seed": small(),
     "searched": searched(),
     "signs": with_survivors(small(), signs=True),
-    "values": with_survivors(small(spec=make_spec({"bits": "32/32", "init": "keep"})), values=True),
+    "values": with_survivors(small(config=make_config({"bits": "32/32", "init": "keep"})), values=True),
     "no floats": small(floats={}),
     "float16": small(floats={"a": np.linspace(0, 1, 7).astype("f2")}),
     "float64": small(floats={"a": np.linspace(0, 1, 7)}, dtype="float64"),
@@ -86,13 +86,13 @@ def test_a_ticket_comes_back_equal_and_to_the_same_bytes(ticket):
     found = from_bytes(data)
     assert found == ticket
     assert to_bytes(found) == data
-    assert found.spec == ticket.spec
+    assert found.config == ticket.config
     assert found.architecture == ticket.architecture
     assert found.notes == ticket.notes
     for name, one in ticket.layers.items():
         assert np.array_equal(found.layers[name].mask, one.mask)
         assert np.float32(found.layers[name].gain) == np.float32(one.gain)
-        assert np.array_equal(found.layers[name].weights(found.spec), np.asarray(one.weights(ticket.spec)))
+        assert np.array_equal(found.layers[name].weights(found.config), np.asarray(one.weights(ticket.config)))
     for name, value in ticket.floats.items():
         assert found.floats[name].tobytes() == value.tobytes()
         assert found.floats[name].shape == value.shape
@@ -103,7 +103,7 @@ def test_a_second_reader_finds_the_same(ticket):
     theirs = reader.read(to_bytes(ticket))
     for name, one in ticket.layers.items():
         assert np.array_equal(theirs["masks"][name], one.mask)
-        assert np.array_equal(theirs["weights"][name], one.weights(ticket.spec) * one.mask)
+        assert np.array_equal(theirs["weights"][name], one.weights(ticket.config) * one.mask)
     for name, value in ticket.floats.items():
         assert theirs["floats"][name].tobytes() == value.tobytes()
 
@@ -114,7 +114,7 @@ def test_a_standalone_ticket_does_not_lean_on_first_scores():
     ways = [{blob[0] for blob in coded_masks(to_bytes(ticket)).values()} for ticket in (seeded, alone)]
     assert 3 in ways[0]
     assert 3 not in ways[1]
-    kept = dataclasses.replace(alone, spec=make_spec({"bits": "1/1", "prune": 0.8, "seed": 7, "init": "keep"}))
+    kept = dataclasses.replace(alone, config=make_config({"bits": "1/1", "prune": 0.8, "seed": 7, "init": "keep"}))
     assert 3 in {blob[0] for blob in coded_masks(to_bytes(kept)).values()}
 
 
@@ -131,8 +131,8 @@ def test_any_safetensors_reader_opens_it(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"spec": make_spec({"bits": "1/1", "prune": 0.8, "seed": 8})},
-        {"spec": make_spec({"bits": "1/32", "prune": 0.8, "seed": 7})},
+        {"config": make_config({"bits": "1/1", "prune": 0.8, "seed": 8})},
+        {"config": make_config({"bits": "1/32", "prune": 0.8, "seed": 7})},
         {"floats": small().floats | {"scalar": np.array(2.25, "f4")}},
         {"floats": small().floats | {"minus": np.zeros(3, "f4")}},
         {"architecture": Architecture("timm", "resnet18", {"num_classes": 11})},
@@ -224,7 +224,7 @@ def test_a_description_that_was_changed_is_refused_with_a_reason(change, words):
 
 @pytest.mark.parametrize("gain", [np.nan, np.inf, -1.0])
 def test_a_gain_that_is_no_scale_is_neither_written_nor_read(gain):
-    with pytest.raises(BadSpec, match="gain"):
+    with pytest.raises(BadConfig, match="gain"):
         to_bytes(small(layers={"a": layer("a", (4, 4), 0.5, gain=gain)}))
     data = to_bytes(small(layers={"a": layer("a", (4, 4), 0.5, gain=0.123)}))
     changed = data.replace(np.float32(0.123).tobytes(), np.float32(gain).tobytes())

@@ -15,7 +15,7 @@ import torchvision
 from torch import nn
 
 import mptify
-from mptify.errors import BadSpec, DamagedTicket, MptifyError, TicketMismatch
+from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch
 from mptify.models import registry
 from mptify.nn import init
 from mptify.runtime.library import library
@@ -125,7 +125,7 @@ def test_a_loaded_network_holds_its_weights_once(bits, tmp_path):
         assert torch.equal(layer.ticket_weight(), searched.ticket_weight())
         assert not any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in vars(layer).values())
     assert mptify.ticket_of(loaded) == mptify.ticket_of(ticketed)
-    with pytest.raises(mptify.BadSpec, match="loaded from a file without scores"):
+    with pytest.raises(mptify.BadConfig, match="loaded from a file without scores"):
         layer.set_prune_(0.5)
 
 
@@ -216,7 +216,7 @@ def test_no_name_in_a_file_makes_anything_run(name, tmp_path, monkeypatch):
     ticket = mptify.ticket_of(lived_in(Plain()))
     monkeypatch.setattr(registry, "build", lambda *_, **__: pytest.fail("something was built"))
     for source in ("timm", "torchvision", "mptify"):
-        changed = mptify.Ticket(ticket.spec, ticket.layers, ticket.floats, state.Architecture(source, name))
+        changed = mptify.Ticket(ticket.config, ticket.layers, ticket.floats, state.Architecture(source, name))
         with pytest.raises(MptifyError):  # by the writer, or else by the reader
             _there_and_back(changed, tmp_path / "a.ticket")
 
@@ -244,12 +244,12 @@ def test_files_are_dealt_and_swapped_in_by_their_paths(tmp_path):
     model = mptify.load(tmp_path / "0.ticket", model=Plain())
     mptify.swap_(model, tmp_path / "1.ticket")
     assert mptify.ticket_of(model) == mptify.read(tmp_path / "1.ticket")
-    assert len(mptify.Deck(model, [tmp_path / "0.ticket", str(tmp_path / "1.ticket")])) == 2
+    assert len(mptify.Ensemble(model, [tmp_path / "0.ticket", str(tmp_path / "1.ticket")])) == 2
 
 
 def test_a_deck_refuses_a_card_of_another_game(tmp_path):
     with pytest.raises(TicketMismatch, match="bits"):
-        mptify.Deck(lived_in(Plain(), bits="1/32"), [mptify.ticket_of(lived_in(Plain(), bits="1/1"))])
+        mptify.Ensemble(lived_in(Plain(), bits="1/32"), [mptify.ticket_of(lived_in(Plain(), bits="1/1"))])
 
 
 def test_a_ticket_is_shown_in_a_line():
@@ -271,12 +271,12 @@ def test_a_deck_averages_its_members_chances():
     models = [lived_in(Plain(), bits="1/1", seed=seed) for seed in range(3)]
     tickets = [mptify.ticket_of(model) for model in models]
     expected = torch.stack([model(images()).softmax(-1) for model in models]).mean(0)
-    deck = mptify.Deck(models[0], tickets).eval()
+    deck = mptify.Ensemble(models[0], tickets).eval()
     torch.testing.assert_close(deck(images()).exp(), expected)
     torch.testing.assert_close(deck(images()).exp(), expected)  # whatever was dealt last
     assert deck.size == sum(len(state.to_bytes(ticket)) for ticket in tickets)
-    with pytest.raises(BadSpec, match="at least one"):
-        mptify.Deck(models[0], [])
+    with pytest.raises(BadConfig, match="at least one"):
+        mptify.Ensemble(models[0], [])
 
 
 # -- states that a seed does not say ---------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_tied_weights_of_32_bits_come_back(tmp_path):
 def test_the_order_of_overrides_comes_back(tmp_path):
     ticketed = lived_in(Plain(), bits="32/32", prune_overrides={"features.3": 0.1, "*": 0.2, "classifier*": 0.8})
     mptify.save(ticketed, tmp_path / "a.ticket")
-    assert list(mptify.read(tmp_path / "a.ticket").spec.prune_overrides) == ["features.3", "*", "classifier*"]
+    assert list(mptify.read(tmp_path / "a.ticket").config.prune_overrides) == ["features.3", "*", "classifier*"]
 
 
 def test_float64_statistics_come_back_whole(tmp_path):
@@ -336,7 +336,7 @@ def test_float64_statistics_come_back_whole(tmp_path):
 def test_mixed_types_are_refused_when_saving(tmp_path):
     ticketed = lived_in(Plain(), bits="1/1").half()
     next(module for module in ticketed.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)).float()
-    with pytest.raises(BadSpec, match=r"one type.*float32"):
+    with pytest.raises(BadConfig, match=r"one type.*float32"):
         mptify.save(ticketed, tmp_path / "a.ticket")
 
 
@@ -352,7 +352,7 @@ def test_float16_refuses_what_it_can_not_hold(tmp_path):
     ticketed = lived_in(Plain(), bits="1/1")
     norm = next(module for module in ticketed.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
     norm.running_var.fill_(1e6)
-    with pytest.raises(BadSpec, match="running_var"):
+    with pytest.raises(BadConfig, match="running_var"):
         mptify.save(ticketed, tmp_path / "a.ticket", float16=True)
 
 
@@ -360,13 +360,13 @@ def test_float16_refuses_what_it_can_not_hold(tmp_path):
     "notes", [{"accuracy": float("nan")}, {"a": np.float32(1)}, {"a": {1}}, {1: 2, "a": 3}, {"a": "\ud800"}, {"a": "x" * (1 << 25)}]
 )
 def test_notes_that_can_not_be_read_back_are_not_written(notes, tmp_path):
-    with pytest.raises(BadSpec):
+    with pytest.raises(BadConfig):
         mptify.save(lived_in(Plain()), tmp_path / "a.ticket", notes=notes)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_arguments_that_no_reader_takes_are_not_written(tmp_path):
-    with pytest.raises(BadSpec, match="arguments"):
+    with pytest.raises(BadConfig, match="arguments"):
         mptify.save(lived_in(Plain()), tmp_path / "a.ticket", "timm:resnet18", arguments={"zero_init_last": 1})
 
 
@@ -451,7 +451,7 @@ def test_links_are_followed_and_what_is_no_file_is_left_alone(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "a.ticket")
     mptify.save(lived_in(Plain(), seed=1), tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
-    assert mptify.read(tmp_path / "a.ticket").spec.seed == 1
+    assert mptify.read(tmp_path / "a.ticket").config.seed == 1
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(MptifyError, match="no ordinary file"):
         mptify.save(lived_in(Plain()), tmp_path / "pipe")

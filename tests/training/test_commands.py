@@ -73,7 +73,7 @@ def test_a_search_goes_on_from_a_ticket(here):
     first = mptify.read("runs/conv2-digits/last.ticket")
     works("search", "runs/conv2-digits/last.ticket", "--data", "digits", *QUICK, "--set", "lr=1e-9", "--out", "on")
     second = mptify.read("on/last.ticket")
-    assert second.spec == first.spec
+    assert second.config == first.config
     for name, layer in first.layers.items():
         assert np.array_equal(layer.mask, second.layers[name].mask)
     assert second.notes["accuracy"] == pytest.approx(first.notes["accuracy"], abs=0.1)  # statistics come along too
@@ -186,7 +186,7 @@ def test_of_few_classes_there_is_no_top_five():
 def test_a_converted_ticket_is_searched_from_its_first_mask(here):
     works("convert", "mptify:conv2", "--in-chans", 1, "--input-size", 8, "--prune", 0.9, "--out", "first.ticket")
     works("search", "first.ticket", "--data", "digits", *QUICK, "--out", "on")
-    assert mptify.read("on/last.ticket").spec.prune == 0.9
+    assert mptify.read("on/last.ticket").config.prune == 0.9
 
 
 def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):

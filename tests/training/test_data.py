@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
-from mptify.config import DataSpec
+from mptify.config import DataConfig
 from mptify.errors import BadData
 from mptify.training.data import as_images, as_pair, batches_of, evaluation_batches, training_batches
 from mptify.training.sources import load_data
@@ -129,12 +129,12 @@ def folder(tmp_path):
     return tmp_path / "photos"
 
 
-def spec(**settings):
-    return DataSpec(**settings)
+def config(**settings):
+    return DataConfig(**settings)
 
 
 def test_digits_are_there_without_a_network():
-    train, val = load_data(spec())
+    train, val = load_data(config())
     assert (len(train), len(val), train.classes, train.shape()) == (1438, 359, 10, (1, 8, 8))
 
 
@@ -143,7 +143,7 @@ def test_arrays_come_from_a_file(tmp_path):
     path = tmp_path / "a.npz"
     x, y = rng.integers(0, 255, (50, 8, 8, 3), dtype=np.uint8), rng.integers(0, 4, 50)
     np.savez(path, x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
-    train, val = load_data(spec(source=f"arrays:{path}", train_images=30))
+    train, val = load_data(config(source=f"arrays:{path}", train_images=30))
     assert (len(train), len(val), train.shape()) == (30, 10, (3, 8, 8))
     pixels = next(evaluation_batches(train, 30, rank=0, world=1, device="cpu"))[0]
     expected = (torch.from_numpy(x[:30]).permute(0, 3, 1, 2).float() / 255 - torch.tensor(train.mean).view(1, 3, 1, 1)) / torch.tensor(
@@ -154,14 +154,14 @@ def test_arrays_come_from_a_file(tmp_path):
 
 def test_of_a_part_of_a_folder_the_whole_is_named(folder):
     with pytest.raises(BadData, match=f"has no folder 'train'.* Did you mean {folder}\\?"):
-        load_data(spec(source=f"imagefolder:{folder}/train"))
+        load_data(config(source=f"imagefolder:{folder}/train"))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_folders_are_read_the_same_by_any_number_of_workers(folder, workers):
-    train, val = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=workers))
+    train, val = load_data(config(source=f"imagefolder:{folder}", size=16, workers=workers))
     assert (len(train), len(val), train.classes, train.shape(), train.names) == (12, 6, 2, (3, 16, 16), ("cat", "dog"))
-    alone, _ = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=0))
+    alone, _ = load_data(config(source=f"imagefolder:{folder}", size=16, workers=0))
     for (pixels, labels), (others, theirs) in zip(epoch(train, batch=4), epoch(alone, batch=4), strict=True):
         assert torch.equal(pixels, others)
         assert torch.equal(labels, theirs)
@@ -171,7 +171,7 @@ def test_folders_are_read_the_same_by_any_number_of_workers(folder, workers):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # timm leaves files open
 def test_a_data_set_of_timm_is_found_by_name(folder):
-    train, val = load_data(spec(source=f"timm:folder:{folder}", size=16, workers=0))
+    train, val = load_data(config(source=f"timm:folder:{folder}", size=16, workers=0))
     assert (len(train), len(val), train.classes) == (12, 6, 2)
     assert next(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))[0].shape == (6, 3, 16, 16)
 
@@ -181,18 +181,18 @@ def test_a_data_set_of_timm_numbers_its_classes_alike(folder):
     for path in (folder / "val/cat").iterdir():
         path.unlink()
     with pytest.raises(BadData, match="'cat' is in one of them only"):
-        load_data(spec(source=f"timm:folder:{folder}", size=16))
+        load_data(config(source=f"timm:folder:{folder}", size=16))
 
 
 def test_some_images_of_a_folder_are_of_all_classes(folder):
-    train, val = load_data(spec(source=f"imagefolder:{folder}", size=16, train_images=6, val_images=3, workers=0))
+    train, val = load_data(config(source=f"imagefolder:{folder}", size=16, train_images=6, val_images=3, workers=0))
     assert (len(train), len(val)) == (6, 3)
     assert {int(label) for _, labels in epoch(train, batch=2) for label in labels} == {0, 1}
 
 
 def test_images_held_out_are_the_last_ones_and_not_trained_on():
-    whole, _ = load_data(spec())
-    train, val = load_data(spec(holdout=300, train_images=1000, crop=1))
+    whole, _ = load_data(config())
+    train, val = load_data(config(holdout=300, train_images=1000, crop=1))
     assert (len(train), len(val)) == (1000, 300)
     assert torch.equal(train.pixels, whole.pixels[:1000])
     assert torch.equal(val.pixels, whole.pixels[-300:])
@@ -203,7 +203,7 @@ def test_images_held_out_are_the_last_ones_and_not_trained_on():
 @pytest.mark.parametrize("source", ["imagefolder", "timm:folder"])
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # timm leaves files open
 def test_files_held_out_are_looked_at_as_validation_images_are(folder, source):
-    train, val = load_data(spec(source=f"{source}:{folder}", size=16, holdout=4, workers=0))
+    train, val = load_data(config(source=f"{source}:{folder}", size=16, holdout=4, workers=0))
     assert (len(train), len(val)) == (8, 4)
     assert not set(train.files.indices) & set(val.files.indices)
     assert torch.equal(val.files[0][0], val.files[0][0])
@@ -213,12 +213,12 @@ def test_files_held_out_are_looked_at_as_validation_images_are(folder, source):
 def test_all_images_can_not_be_held_out(folder):
     for source, count in (("digits", 1438), (f"imagefolder:{folder}", 12)):
         with pytest.raises(BadData, match=rf"data\.holdout={count}: there are only {count} training images\."):
-            load_data(spec(source=source, holdout=count))
+            load_data(config(source=source, holdout=count))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_that_breaks_later_is_named(folder, workers):
-    train, _ = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=workers))
+    train, _ = load_data(config(source=f"imagefolder:{folder}", size=16, workers=workers))
     cut_short(folder)
     (folder / "train/cat/short.jpg").replace(folder / "train/cat/3.png")
     with pytest.raises(BadData, match=r"3\.png: can't be read") as caught:
@@ -228,7 +228,7 @@ def test_an_image_that_breaks_later_is_named(folder, workers):
 
 
 def test_images_from_folders_are_normalized_as_they_say(folder):
-    _, val = load_data(spec(source=f"imagefolder:{folder}", size=16, workers=0))
+    _, val = load_data(config(source=f"imagefolder:{folder}", size=16, workers=0))
     pixels = next(evaluation_batches(val, 2, rank=0, world=1, device="cpu"))[0]
     assert torch.allclose(pixels[1, :, 8, 8], (torch.tensor([20, 235, 128]) / 255 - torch.tensor(val.mean)) / torch.tensor(val.deviation))
     val.mean, val.deviation = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
@@ -282,7 +282,7 @@ def no_validation(folder):
 def test_a_bad_folder_is_told_before_the_first_step(folder, damage, words):
     damage(folder)
     with pytest.raises(BadData) as caught:
-        load_data(spec(source=f"imagefolder:{folder}"))
+        load_data(config(source=f"imagefolder:{folder}"))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -301,28 +301,28 @@ def test_a_bad_folder_is_told_before_the_first_step(folder, damage, words):
 def test_a_source_that_is_not_there_is_told_in_one_sentence(source, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadData) as caught:
-        load_data(spec(source=source))
+        load_data(config(source=source))
     assert words in str(caught.value)
 
 
 def test_images_are_not_shifted_out_of_sight():
-    load_data(spec(source="digits", crop=7))
+    load_data(config(source="digits", crop=7))
     with pytest.raises(BadData, match="images of 1×8×8 can be shifted by fewer pixels"):
-        load_data(spec(source="digits", crop=8))
+        load_data(config(source="digits", crop=8))
 
 
 def test_files_that_are_no_arrays_are_told_so(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK nothing")
     with pytest.raises(BadData, match=r"this is no \.npz file"):
-        load_data(spec(source=f"arrays:{tmp_path / 'a.npz'}"))
+        load_data(config(source=f"arrays:{tmp_path / 'a.npz'}"))
     np.save(tmp_path / "a.npy", np.zeros(3))
     np.savez(tmp_path / "b.npz", x_train=np.zeros(3))
     (tmp_path / "c.npz").write_bytes((tmp_path / "b.npz").read_bytes()[:60])
     for name in ("a.npy", "c.npz"):
         with pytest.raises(BadData, match=r"this is no \.npz file"):
-            load_data(spec(source=f"arrays:{tmp_path / name}"))
+            load_data(config(source=f"arrays:{tmp_path / name}"))
     with pytest.raises(BadData, match="has no y_train"):
-        load_data(spec(source=f"arrays:{tmp_path / 'b.npz'}"))
+        load_data(config(source=f"arrays:{tmp_path / 'b.npz'}"))
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_broken_images_are_named_all_at_once(folder):
         (folder / f"train/cat/b{number:02}.png").write_bytes(b"nothing")
     cut_short(folder)
     with pytest.raises(BadData) as caught:
-        load_data(spec(source=f"imagefolder:{folder}"))
+        load_data(config(source=f"imagefolder:{folder}"))
     text = str(caught.value)
     assert text.startswith("15 of 33 images can't be read")
     assert all(f"b{number:02}.png" in text for number in range(10))
@@ -427,7 +427,7 @@ def test_hidden_folders_are_no_classes(folder, source):
         picture(folder / part / "cat/.thumbs/0.png", 3)
         (folder / part / ".git").mkdir()
         (folder / part / "dog/._0.png").write_bytes(b"what a Mac leaves")
-    train, val = load_data(spec(source=f"{source}:{folder}", size=16, workers=0))
+    train, val = load_data(config(source=f"{source}:{folder}", size=16, workers=0))
     assert (train.names, len(train), len(val)) == (("cat", "dog"), 12, 6)
 
 
@@ -444,10 +444,10 @@ def test_one_class_is_nothing_to_search_for(folder, source, tmp_path):
         x, y = np.zeros((6, 8, 8), np.uint8), np.full(6, 2)
         np.savez(place, x_train=x, y_train=y, x_test=x, y_test=y)
     with pytest.raises(BadData, match=r"all images are of one class.*at least two") as caught:
-        load_data(spec(source=f"{source}:{place}", size=None if source == "arrays" else 16))
+        load_data(config(source=f"{source}:{place}", size=None if source == "arrays" else 16))
     assert "\n" not in str(caught.value)
     if source != "arrays":
-        assert load_data(spec(source=f"{source}:{place}", size=16), only_val=True)[1].names == ("cat",)  # to judge a ticket on
+        assert load_data(config(source=f"{source}:{place}", size=16), only_val=True)[1].names == ("cat",)  # to judge a ticket on
 
 
 def test_one_class_is_refused_from_python_too():

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import mptify
-from mptify.config import make_search_spec
+from mptify.config import make_search_config
 from mptify.errors import BadData, MptifyError, RunExists
 from mptify.models import conv2
 from mptify.nn import init
@@ -46,9 +46,9 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def digits():
     """Some of them, to be quick."""
-    from mptify.config import DataSpec
+    from mptify.config import DataConfig
 
-    return load_data(DataSpec(train_images=300, val_images=101, crop=1, flip=True))
+    return load_data(DataConfig(train_images=300, val_images=101, crop=1, flip=True))
 
 
 def settings(**changes):
@@ -132,8 +132,8 @@ def test_decay_is_for_the_kinds_that_the_recipe_names(digits):
     from mptify.training.optim import make_optimizer
 
     ticketed = mptify.transform(Net(), bits="1/32", prune=0.5, learn_bn=True, bias="learn")
-    spec = make_search_spec({"weight_decay": 0.3, "decays": ["norm"]})
-    groups = make_optimizer(ticketed, spec).param_groups
+    config = make_search_config({"weight_decay": 0.3, "decays": ["norm"]})
+    groups = make_optimizer(ticketed, config).param_groups
     kinds = parameter_kinds(ticketed)
     names = {id(parameter): name for name, parameter in ticketed.named_parameters()}
     found = {kinds[names[id(parameter)]]: group["weight_decay"] for group in groups for parameter in group["params"]}
@@ -153,10 +153,10 @@ def test_steps_of_adam_are_counted_in_first_scores(digits, relative):
 
 
 def test_the_schedules_begin_and_end_where_they_should():
-    spec = make_search_spec({"epochs": 10, "lr": 0.2, "warmup": 2, "prune_ramp": 4})
-    assert [learning_rate(spec, time) for time in (1, 2, 6, 10)] == pytest.approx([0.1, 0.2, 0.1, 0.0])
-    assert [prune_share(spec, time) for time in (0, 2, 4, 9)] == pytest.approx([0, 0.875, 1, 1])
-    assert learning_rate(make_search_spec({"schedule": "constant", "lr": 0.2}), 7) == 0.2
+    config = make_search_config({"epochs": 10, "lr": 0.2, "warmup": 2, "prune_ramp": 4})
+    assert [learning_rate(config, time) for time in (1, 2, 6, 10)] == pytest.approx([0.1, 0.2, 0.1, 0.0])
+    assert [prune_share(config, time) for time in (0, 2, 4, 9)] == pytest.approx([0, 0.875, 1, 1])
+    assert learning_rate(make_search_config({"schedule": "constant", "lr": 0.2}), 7) == 0.2
 
 
 def test_a_ramp_ends_at_the_asked_fraction(digits):
@@ -277,7 +277,7 @@ def test_a_ticket_model_is_searched_with_its_own_settings(digits, tmp_path):
     ticketed = mptify.transform(Net(), bits="1/1", prune=0.3, seed=7)
     mptify.search(ticketed, *digits, {"epochs": 1, "batch": 32}, out=tmp_path / "run")
     ticket = mptify.read(tmp_path / "run/last.ticket")
-    assert (ticket.spec.prune, ticket.spec.seed) == (0.3, 7)
+    assert (ticket.config.prune, ticket.config.seed) == (0.3, 7)
     assert ticket.notes["recipe"]["ticket"]["prune"] == 0.3
     assert ticket.notes["recipe"]["lr"] == 0.03
     with pytest.raises(MptifyError, match="set method: edgepopup"):
@@ -625,9 +625,9 @@ def test_a_layer_that_only_shrinks_has_not_stood_still():
 
 def test_biases_of_dense_layers_decay_only_if_the_recipe_says_so():
     for decays, decay in ((("dense",), 0.0), (("dense", "bias"), 0.1)):
-        spec = make_search_spec({"method": "dense", "weight_decay": 0.1, "decays": decays})
+        config = make_search_config({"method": "dense", "weight_decay": 0.1, "decays": decays})
         net = Net()
-        optimizer = make_optimizer(net, spec)
+        optimizer = make_optimizer(net, config)
         of = {id(parameter): group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
         assert of[id(net.head.bias)] == decay
         assert of[id(net.head.weight)] == 0.1
@@ -661,8 +661,8 @@ def test_an_optimizers_state_of_a_scalar_goes_to_its_device():
         ({"architecture": "resnet81"}, "There is no model 'resnet81'"),
         ({"architecture": "timm:resnet18"}, "architecture='timm:resnet18': that network, built for"),
         ({"architecture": 3}, "architecture=3: a name is needed, such as 'timm:resnet18'."),
-        ({"spec": "fast"}, "spec: settings are needed, such as {'epochs': 5}, not 'fast'."),
-        ({"spec": {"learning_rate": 1}}, "There is no setting 'learning_rate'; did you mean 'lr'?"),
+        ({"config": "fast"}, "config: settings are needed, such as {'epochs': 5}, not 'fast'."),
+        ({"config": {"learning_rate": 1}}, "There is no setting 'learning_rate'; did you mean 'lr'?"),
         ({"workers": -1}, "workers=-1: a number from 0 is needed."),
         ({"watcher": print}, "watcher: a mptify.Watcher is needed, not "),
         ({"out": 3}, "out=3: the path of a folder is needed."),
@@ -670,7 +670,7 @@ def test_an_optimizers_state_of_a_scalar_goes_to_its_device():
 )
 def test_a_bad_argument_is_told_in_one_sentence(given, words, digits, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = {"model": Net(), "train": digits[0], "val": digits[1], "spec": settings(), "out": "run"} | given
+    arguments = {"model": Net(), "train": digits[0], "val": digits[1], "config": settings(), "out": "run"} | given
     with pytest.raises(MptifyError) as caught:
         mptify.search(**arguments)
     assert words in str(caught.value)

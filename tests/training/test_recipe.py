@@ -2,8 +2,8 @@
 
 import pytest
 
-from mptify.config import TicketSpec, baseline_of, make_recipe, make_spec
-from mptify.errors import BadSpec
+from mptify.config import TicketConfig, baseline_of, make_config, make_recipe
+from mptify.errors import BadConfig
 from mptify.recipe_files import find_recipe, recipe_names, to_yaml, with_settings
 
 
@@ -33,7 +33,7 @@ from mptify.recipe_files import find_recipe, recipe_names, to_yaml, with_setting
     ],
 )
 def test_a_wrong_setting_is_told_in_one_sentence_that_names_file_and_key(settings, words):
-    with pytest.raises(BadSpec) as caught:
+    with pytest.raises(BadConfig) as caught:
         make_recipe(settings, "my.yaml")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -61,7 +61,7 @@ def test_a_file_that_is_no_recipe_is_told_so(name, content, words, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     if content is not None:
         (tmp_path / name).write_text(content, encoding="latin-1")
-    with pytest.raises(BadSpec) as caught:
+    with pytest.raises(BadConfig) as caught:
         find_recipe(name)
     assert words in str(caught.value)
 
@@ -76,13 +76,13 @@ def test_settings_reach_into_sections_and_know_numbers():
 
 @pytest.mark.parametrize("change", ["lr", "=3", "lr.x=3"])
 def test_a_change_that_is_none_is_told_so(change):
-    with pytest.raises(BadSpec, match="--set"):
+    with pytest.raises(BadConfig, match="--set"):
         with_settings({"lr": 0.1}, [change])
 
 
 @pytest.mark.parametrize(("key", "right"), [("prune", "ticket.prune"), ("flip", "data.flip"), ("lrr", "lr")])
 def test_a_setting_of_a_section_is_found_there(key, right):
-    with pytest.raises(BadSpec, match=f"no setting '{key}'; did you mean '{right}'"):
+    with pytest.raises(BadConfig, match=f"no setting '{key}'; did you mean '{right}'"):
         make_recipe({key: 1})
 
 
@@ -96,7 +96,7 @@ def test_sections_keep_their_other_settings():
 
 def test_edge_popup_keeps_the_weights_bits():
     recipe = make_recipe({"method": "edgepopup", "ticket": {"bits": "1/1"}})
-    assert recipe.spec.bits == "32/1"
+    assert recipe.ticket.bits == "32/1"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_edge_popup_keeps_the_weights_bits():
     [
         ({}, 0.01),
         ({"ticket": {"bits": "1/1"}}, 0.03),
-        ({"ticket": TicketSpec(bits="1/1")}, 0.03),
+        ({"ticket": TicketConfig(bits="1/1")}, 0.03),
         ({"ticket": {"bits": "1/1"}, "optimizer": "sgd"}, 0.1),
         ({"optimizer": "sgd"}, 0.1),
         ({"method": "dense"}, 0.001),
@@ -140,7 +140,7 @@ def test_no_precision_is_the_word_though_yaml_reads_false(text, tmp_path):
 
 
 def test_yes_is_no_precision():
-    with pytest.raises(BadSpec, match="precision=True: should be 'no', 'bf16' or 'fp16'"):
+    with pytest.raises(BadConfig, match="precision=True: should be 'no', 'bf16' or 'fp16'"):
         make_recipe({"precision": True})
 
 
@@ -155,16 +155,16 @@ def test_yes_is_no_precision():
     ],
 )  # fmt: skip
 def test_what_other_programs_call_a_setting_is_understood(given, meant):
-    with pytest.raises(BadSpec) as caught:
+    with pytest.raises(BadConfig) as caught:
         make_recipe(with_settings({}, [f"{given}=1"]))
     assert str(caught.value) == f"There is no setting {given!r}; did you mean {meant!r}?"
 
 
 def test_the_settings_of_a_ticket_are_found_by_other_names_too():
-    with pytest.raises(BadSpec, match="There is no setting 'prune_rate'; did you mean 'prune'"):
-        make_spec({"prune_rate": 0.5})
+    with pytest.raises(BadConfig, match="There is no setting 'prune_rate'; did you mean 'prune'"):
+        make_config({"prune_rate": 0.5})
 
 
 def test_the_names_of_settings_are_words():
-    with pytest.raises(BadSpec, match="Settings have names, and 3 is none"):
+    with pytest.raises(BadConfig, match="Settings have names, and 3 is none"):
         make_recipe({3: 4})

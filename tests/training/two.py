@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import mptify
-from mptify.config import DataSpec
+from mptify.config import DataConfig
 from mptify.errors import MptifyError
 from mptify.training.loop import Watcher
 from mptify.training.sources import load_data
@@ -38,7 +38,7 @@ class Stop(Watcher):
 def main():
     folder, what = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    data = load_data(DataSpec(train_images=503, val_images=101, crop=1))
+    data = load_data(DataConfig(train_images=503, val_images=101, crop=1))
     rank = os.environ.get("RANK", "0")
     if what == "tamper" and rank == "1":
         step = torch.optim.SGD.step

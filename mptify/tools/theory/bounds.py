@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mptify.errors import BadSpec
+from mptify.errors import BadConfig
 
 __all__ = ["Bound", "lemma1", "lemma2", "lemma3", "theorem"]
 
@@ -78,16 +78,16 @@ def theorem(epsilon: float, delta: float, sparsity: int, width: int, depth: int)
     """
     _check(epsilon, delta, sparsity=sparsity, width=width, depth=depth)
     if epsilon >= 1:
-        raise BadSpec(f"epsilon={epsilon:g}: the theorem is for an error above 0 and below 1.")
+        raise BadConfig(f"epsilon={epsilon:g}: the theorem is for an error above 0 and below 1.")
     layer = lemma3(epsilon / (2 * depth), delta / depth, sparsity, width)
     return Bound(layer.width, layer.gain, depth * layer.nonzeros)
 
 
 def _check(epsilon: float, delta: float, **counts: int) -> None:
     if not 0 < epsilon < math.inf:
-        raise BadSpec(f"epsilon={epsilon:g}: the error that is allowed should be above 0.")
+        raise BadConfig(f"epsilon={epsilon:g}: the error that is allowed should be above 0.")
     if not 0 < delta < 1:
-        raise BadSpec(f"delta={delta:g}: the chance of failure that is allowed should be above 0 and below 1.")
+        raise BadConfig(f"delta={delta:g}: the chance of failure that is allowed should be above 0 and below 1.")
     for name, count in counts.items():
         if count < 1:
-            raise BadSpec(f"{name}={count}: at least 1 is needed.")
+            raise BadConfig(f"{name}={count}: at least 1 is needed.")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from mptify.errors import BadSpec
+from mptify.errors import BadConfig
 from mptify.nn.init import frozen_weight, scores, signs
 from mptify.tools.theory.bounds import theorem
 from mptify.tools.theory.construction import RandomNetwork, Subnetwork, block_size, construct, layer_bounds, neurons_of
@@ -84,13 +84,13 @@ def check(
     A draw fails when the masks can't be built or the error exceeds ε. `tick` is called after every seed.
     """
     if seeds < 1 or points < 1:
-        raise BadSpec(f"seeds={seeds}, points={points}: at least 1 of each is needed.")
+        raise BadConfig(f"seeds={seeds}, points={points}: at least 1 of each is needed.")
     target = as_target(network, sparsity)
     promised = theorem(epsilon, delta, target.sparsity, target.width, target.depth)
     bounds = layer_bounds(target, epsilon, delta)
     neurons = max(bound.width for bound in bounds)
     if neurons * target.depth > _MOST_NEURONS:
-        raise BadSpec(
+        raise BadConfig(
             f"epsilon={epsilon:g}: the random network would have {neurons:,} neurons in each of {target.depth} layers, too many to draw; "
             f"take a larger ε, a smaller network, or the bounds alone (`mptify theory --seeds 0`)."
         )

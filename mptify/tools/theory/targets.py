@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from mptify.errors import BadSpec, CannotConvert, first_line
+from mptify.errors import BadConfig, CannotConvert, first_line
 from mptify.nn.init import scores, signs
 
 __all__ = ["ROUNDING", "Target", "as_target", "extreme_target", "random_target", "scaled", "spectral_norm"]
@@ -64,7 +64,7 @@ def as_target(network: Target | nn.Sequential | Iterable[Any], sparsity: int | N
     weights = _matrices(network)
     counted = max(1, *(int(np.count_nonzero(weight, axis=1).max()) for weight in weights))
     if sparsity is not None and sparsity < 1:
-        raise BadSpec(f"sparsity={sparsity}: at least 1 is needed.")
+        raise BadConfig(f"sparsity={sparsity}: at least 1 is needed.")
     allowed = counted if sparsity is None else sparsity
     for number, weight in enumerate(weights, 1):
         _check_layer(number, weight, allowed)
@@ -112,7 +112,7 @@ def extreme_target(depth: int, width: int, sparsity: int | None = None, inputs: 
     for number, (rows, columns) in enumerate(shapes, 1):
         size = min(sparsity, columns)
         if size & (size - 1):
-            raise BadSpec(
+            raise BadConfig(
                 f"{size} weights in a row: the extreme target is made of Hadamard matrices of that size, which should be a power of two."
             )
         hadamard = np.ones((1, 1))
@@ -142,9 +142,9 @@ def _shapes(depth: int, width: int, sparsity: int | None, inputs: int | None) ->
     sparsity = widest if sparsity is None else sparsity
     for name, value in (("depth", depth), ("width", width), ("inputs", inputs), ("sparsity", sparsity)):
         if value < 1:
-            raise BadSpec(f"{name}={value}: at least 1 is needed.")
+            raise BadConfig(f"{name}={value}: at least 1 is needed.")
     if sparsity > widest:
-        raise BadSpec(f"sparsity={sparsity}: no row of this network has more than {widest} weights.")
+        raise BadConfig(f"sparsity={sparsity}: no row of this network has more than {widest} weights.")
     sizes = [inputs, *[width] * (depth - 1), 1]
     return list(zip(sizes[1:], sizes)), sparsity
 
