@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mptify.errors import BadConfig
+from mptify.registry import init_schemes
 
 __all__ = [
     "DataConfig",
@@ -39,6 +40,12 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Kind = Literal["scores", "norm", "bias", "other", "dense"]
 
 
+def _known_init(name: str) -> str:
+    if name != "keep":
+        init_schemes[name]
+    return name
+
+
 class TicketConfig(BaseModel):
     """The settings of a ticket. `mptify.transform` takes each of them as a keyword."""
 
@@ -55,8 +62,9 @@ class TicketConfig(BaseModel):
     scope: Literal["layer", "global"] = Field("layer", description="Prune each layer by its share, or all by one threshold.")
     floor: Fraction = Field(0.01, description="With scope=global: the share of its weights that every layer keeps at least.")
     score_grad: Literal["biprop", "alpha"] = Field("biprop", description="Scale of the scores' gradient: |W|, or the gain.")
-    init: Literal["kaiming_normal", "signed_constant", "keep"] = Field(
-        "kaiming_normal", description="Where the frozen weights come from; keep takes the model's own."
+    init: Annotated[str, AfterValidator(_known_init)] = Field(
+        "kaiming_normal",
+        description="Magnitudes of the frozen weights: kaiming_normal, signed_constant or a registered scheme; keep takes the model's own.",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the frozen weights and of the first scores.")
     bias: Literal["drop", "learn"] = Field("drop", description="Biases of converted layers: dropped, as in Algorithm 1, or learned.")
@@ -370,4 +378,5 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{name} is missing. {model.model_fields[path[0]].description or ''}".strip()
     reason = first["msg"].replace("Input should be", "should be").removeprefix("Value error, ")
     description = model.model_fields[path[0]].description if path and path[0] in model.model_fields else ""
-    return f"{name}={first['input']!r}: {reason}." + (f" What it sets: {description}" if description else "")
+    reason = reason if reason.endswith(("?", ".")) else f"{reason}."
+    return f"{name}={first['input']!r}: {reason}" + (f" What it sets: {description}" if description else "")

@@ -13,21 +13,9 @@ from mptify.tools.settings_page import page
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [
-    "errors",
-    "files",
-    "config",
-    "recipe_files",
-    "nn",
-    "models",
-    "surgery",
-    "ticket",
-    "runtime",
-    "training",
-    "export",
-    "report",
-    "tools",
-    "cli",
-]
+    "errors", "files", "registry", "config", "recipe_files",
+    "nn", "models", "surgery", "ticket", "runtime", "training", "export", "report", "tools", "cli",
+]  # fmt: skip
 LEVEL = {name: level for level, name in enumerate(FOLDERS)}
 FILES = sorted(path for path in (ROOT / "mptify").rglob("*.py") if path.name not in ("__main__.py",))
 

@@ -29,6 +29,7 @@ from mptify.cli import (
     zoo,
 )
 from mptify.errors import MptifyError
+from mptify.registry import import_plugin
 
 __all__ = ["app", "main"]
 
@@ -60,12 +61,17 @@ app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)) -> None:
+def _before_every_command(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+    plugins: list[str] = typer.Option([], "--plugin", metavar="MODULE", help="Import a module that registers variants; may be repeated."),  # noqa: B008
+) -> None:
     if version:
         from mptify import __version__
 
         typer.echo(__version__)
         raise typer.Exit
+    for plugin in plugins:
+        import_plugin(plugin)
 
 
 def main() -> None:

@@ -19,10 +19,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["KAIMING_GAIN", "LEVEL_BLOCK", "frozen_weight", "magnitudes", "score_levels", "scores", "signs", "standard_deviation", "undrawn"]
+from mptify.errors import BadConfig
+from mptify.registry import init_schemes
+
+__all__ = [
+    "KAIMING_GAIN", "LEVEL_BLOCK", "Draw", "frozen_weight", "kaiming_normal", "magnitudes", "score_levels", "scores",
+    "signed_constant", "signs", "standard_deviation", "undrawn",
+]  # fmt: skip
 
 KAIMING_GAIN = math.sqrt(2)  # for ReLU-like nonlinearities, as in the paper
 LEVEL_BLOCK = 1 << 17  # even, so that a block is whole words
@@ -89,21 +96,52 @@ def standard_deviation(fan_in: int, prune: float, gain: float = KAIMING_GAIN) ->
     return gain / math.sqrt(max(fan_in * (1 - prune), 1.0))
 
 
-def frozen_weight(seed: int, layer: str, shape: tuple[int, ...], scheme: str, deviation: float) -> np.ndarray:
-    """The frozen weights of one layer (float32), in row-major order of `shape`.
+@dataclass(frozen=True)
+class Draw:
+    """What an init scheme draws magnitudes for: one layer, with the standard deviation that its fan-in asks for.
 
-    `kaiming_normal`: sign times half-normal magnitude times `deviation`. `signed_constant`: sign times `deviation`.
+    `words(count)` gives the first 64-bit words of a stream of the scheme's own, the same on every machine.
     """
-    count = math.prod(shape)
+
+    seed: int
+    layer: str
+    count: int
+    deviation: float
+
+    def words(self, count: int) -> np.ndarray:
+        """Raw, little-endian, 64-bit words from the stream that belongs to this seed and layer."""
+        return _words(self.seed, self.layer, "magnitudes", count)
+
+
+@init_schemes.register("kaiming_normal")
+def kaiming_normal(draw: Draw) -> np.ndarray:
+    """Half-normal magnitudes times the standard deviation: with the signs, a normal distribution."""
+    values = magnitudes(draw.seed, draw.layer, draw.count)
+    values *= np.float32(draw.deviation)
+    return values
+
+
+@init_schemes.register("signed_constant")
+def signed_constant(draw: Draw) -> np.ndarray:
+    """The standard deviation for every magnitude."""
+    return np.full(draw.count, draw.deviation, np.float32)
+
+
+def frozen_weight(seed: int, layer: str, shape: tuple[int, ...], scheme: str, deviation: float) -> np.ndarray:
+    """The frozen weights of one layer (float32), in row-major order of `shape`: signs from their own stream, times the
+    magnitudes that the init scheme of this name draws.
+
+    Raises:
+        BadConfig: There is no such scheme, or it draws something else than non-negative magnitudes.
+    """
     if not _drawing.get():
         return np.empty(shape, np.float32)
-    if scheme == "kaiming_normal":
-        values = magnitudes(seed, layer, count)
-        values *= np.float32(deviation)
-    else:
-        values = np.full(count, deviation, np.float32)
+    draw = Draw(seed, layer, math.prod(shape), deviation)
+    values = np.ascontiguousarray(init_schemes[scheme](draw), np.float32)
+    if values.shape != (draw.count,) or not (values >= 0).all():
+        raise BadConfig(f"{layer}: the init scheme {scheme!r} has to return {draw.count} magnitudes, none of them negative.")
     bits = values.view(np.uint32)
-    bits ^= signs(seed, layer, count).astype(np.uint32) << np.uint32(31)  # the sign bit of a float32
+    bits ^= signs(seed, layer, draw.count).astype(np.uint32) << np.uint32(31)  # the sign bit of a float32
     return values.reshape(shape)
 
 

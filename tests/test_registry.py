@@ -1,0 +1,74 @@
+"""Variants from outside the package, used by name from end to end."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import mptify
+from mptify.errors import BadConfig
+from mptify.models import conv2
+from mptify.nn import init
+from mptify.registry import Registry, import_plugin, init_schemes
+from tests.helpers import plugin
+from tests.helpers.cli import run, works
+
+SMALL = {"in_chans": 1, "input_size": 8}
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    words = r"There is no init scheme 'kaiming_norml'; there are .*signed_constant.* Did you mean 'kaiming_normal'\?"
+    with pytest.raises(BadConfig, match=words):
+        init_schemes["kaiming_norml"]
+
+
+def test_a_name_is_given_once():
+    registry = Registry("toy", "tests.helpers.plugin")
+    registry.register("one")(conv2)
+    registry.register("one")(conv2)  # as when a module is reloaded
+    with pytest.raises(BadConfig, match=r"The toy 'one' is registered already, by mptify.models.conv.conv2"):
+        registry.register("one")(works)
+
+
+def test_a_plugin_that_cannot_be_imported_is_an_error_of_one_sentence():
+    with pytest.raises(BadConfig, match="The plugin 'no_such_module' can't be imported"):
+        import_plugin("no_such_module")
+    result = run("--plugin", "no_such_module", "recipes")
+    assert result.exit_code != 0
+    assert "no_such_module" in str(result.exception)
+
+
+# -- init schemes ------------------------------------------------------------------------------------------------------
+
+
+def test_an_init_scheme_from_outside_survives_a_search_and_a_file(tmp_path):
+    images, labels = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 10
+    config = {"epochs": 1, "batch": 20, "warmup": 0, "ticket": {"init": "toy_uniform", "bits": "1/32"}}
+    result = mptify.search(conv2(**SMALL), (images, labels), (images, labels), config)
+    for layer in mptify.ticket_layers(result.model).values():
+        magnitudes = layer.frozen.detach().abs() / layer.deviation
+        assert 0.5 <= float(magnitudes.min()) < 0.6
+        assert 1.4 < float(magnitudes.max()) <= 1.5
+    mptify.save(result.model, tmp_path / "a.ticket")
+    loaded = mptify.load(tmp_path / "a.ticket", model=conv2(**SMALL))
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(loaded(x), result.model.eval()(x))
+
+
+def test_the_command_line_imports_plugins(tmp_path):
+    """In a process of its own, which has not imported the plugin before."""
+    command = [sys.executable, "-m", "mptify", "--plugin", plugin.__name__, "convert", "mptify:conv2", "--init", "toy_uniform", "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout)["layers"]
+    works("--plugin", plugin.__name__, "convert", "mptify:conv2", "--init", "toy_uniform", "--out", tmp_path / "a.ticket")
+    assert mptify.read(tmp_path / "a.ticket").config.init == "toy_uniform"
+
+
+@pytest.mark.parametrize("values", [lambda draw: np.ones(3), lambda draw: -np.ones(draw.count), lambda draw: np.full(draw.count, np.nan)])
+def test_a_scheme_that_draws_no_magnitudes_is_refused(values, monkeypatch):
+    monkeypatch.setitem(init_schemes._variants, "broken", values)
+    with pytest.raises(BadConfig, match="the init scheme 'broken' has to return 12 magnitudes, none of them negative"):
+        init.frozen_weight(0, "layer", (3, 4), "broken", 1.0)
