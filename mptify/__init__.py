@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform  # type: ignore[no-redef]
     from mptify.surgery.model_summary import Summary, summary
     from mptify.ticket import Ensemble, Ticket, read, save, swap_, ticket_of
-    from mptify.training import Result, Watcher, search
+    from mptify.training import Callback, Result, SearchState, StepMetrics, search
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadConfig",
     "BadData",
+    "Callback",
     "CannotConvert",
     "CannotPickle",
     "DamagedTicket",
@@ -55,7 +56,9 @@ __all__ = [
     "Result",
     "RunExists",
     "SearchConfig",
+    "SearchState",
     "Sign",
+    "StepMetrics",
     "Summary",
     "Ticket",
     "TicketConfig",
@@ -65,7 +68,6 @@ __all__ = [
     "TicketLinear",
     "TicketMismatch",
     "UnknownModel",
-    "Watcher",
     "load",
     "pack",
     "plan",
@@ -91,7 +93,7 @@ _PLACES = {
     "runtime": ("load", "pack"),
     "surgery": ("Handler", "Plan", "plan", "register", "ticket_layers", "transform"),
     "ticket": ("Ensemble", "Ticket", "read", "save", "swap_", "ticket_of"),
-    "training": ("Result", "Watcher", "search"),
+    "training": ("Callback", "Result", "SearchState", "StepMetrics", "search"),
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 _PACKAGES = {"config", "errors", "export", "models", "nn", "runtime", "surgery", "ticket", "tools", "training"}

@@ -191,7 +191,8 @@ CALLS = {
     "search: a name that no registry knows": lambda: searched(architecture="resnet81"),
     "search: another network's name": lambda: searched(architecture="timm:test_vit"),
     "search: a number for a name": lambda: searched(architecture=18),
-    "search: a watcher that is none": lambda: searched(watcher=print),
+    "search: a callback that is none": lambda: searched(callbacks=print),
+    "search: callbacks that are none": lambda: searched(callbacks=[print]),
     "search: workers below zero": lambda: searched(workers=-1),
     "search: workers that are a word": lambda: searched(workers="four"),
 }

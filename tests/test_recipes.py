@@ -19,7 +19,7 @@ from mptify.models.init_mode import InitMode
 from mptify.nn.layers import Ticketed
 from mptify.recipe_files import find_recipe, recipe_names, recipe_text, with_settings
 from mptify.surgery.trainable import parameter_kinds
-from mptify.training import Watcher, loop, search
+from mptify.training import Callback, loop, search
 from mptify.training.schedule import learning_rate
 from mptify.training.setup import architecture_of, build_network
 from mptify.training.sources import load_data
@@ -118,9 +118,9 @@ class Enough(Exception):
     """Two steps were made."""
 
 
-class TwoSteps(Watcher):
-    def step(self, epoch, step, seen, loss, accuracy):
-        if step == 2:
+class TwoSteps(Callback):
+    def on_step_end(self, search, metrics):
+        if search.step == 2:
             raise Enough
 
 
@@ -167,7 +167,7 @@ def test_a_recipe_runs_two_steps_and_what_it_says_arrives(name, places, monkeypa
     monkeypatch.setattr(loop, "make_optimizer", watched_optimizer)
     monkeypatch.setattr(loop, "loss_of", watched_loss)
     with pytest.raises(Enough):
-        search(network, train, val, found, watcher=TwoSteps())
+        search(network, train, val, found, callbacks=[TwoSteps()])
 
     model, optimizer, kinds = seen["model"], seen["optimizer"], parameter_kinds(seen["model"])
     _require_settings(asked, found, optimizer, model, kinds, len(train))

@@ -10,4 +10,4 @@ train, val = (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
 
 settings = {"epochs": 3, "batch": 64, "ticket": {"bits": "1/32", "prune": 0.8, "bn": "insert"}}
 result = mptify.search(conv2(in_chans=1, input_size=8), train, val, settings)  # out="runs/mine" keeps a folder
-print(f"{100 * result.accuracy:.1f} % of the validation images", *result.alarms)
+print(f"{100 * result.accuracy:.1f} % of the validation images", *result.warnings)

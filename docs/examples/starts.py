@@ -33,4 +33,4 @@ with torch.no_grad():
             layer.scores.copy_(torch.copysign(layer.scores.abs() / 2 + size / 2, layer.scores))
 
 result = mptify.search(ticketed, train, val, {"epochs": epochs})
-print(f"{start}: {100 * result.accuracy:.2f} % of the validation images", *result.alarms)
+print(f"{start}: {100 * result.accuracy:.2f} % of the validation images", *result.warnings)

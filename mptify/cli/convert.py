@@ -30,9 +30,7 @@ def convert(
     learn_bn: Annotated[bool, typer.Option("--learn-bn", help="Learn the norms' weight and bias.")] = False,
     bias: Annotated[str, typer.Option(help="Biases of converted layers: drop or learn.")] = "drop",
     other: Annotated[str, typer.Option(help="Parameters that no mask covers: learn or freeze.")] = "learn",
-    init: Annotated[
-        str, typer.Option(help="Frozen weights: a registered scheme, or keep.")
-    ] = "kaiming_normal",
+    init: Annotated[str, typer.Option(help="Frozen weights: a registered scheme, or keep.")] = "kaiming_normal",
     score_grad: Annotated[str, typer.Option(help="Scale of the scores' gradient: biprop (|W|) or alpha (the gain).")] = "biprop",
     sign_width: Annotated[float, typer.Option(help="Width t of the estimator behind each sign.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the frozen weights and of the first scores.")] = 0,

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from mptify.training.loop import Watcher
+from mptify.training.callbacks import Callback, SearchState, StepMetrics
 
 __all__ = ["Progress", "is_main", "processes", "say"]
 
@@ -30,7 +30,7 @@ def say(text: str) -> None:
         typer.echo(text, err=True)
 
 
-class Progress(Watcher):
+class Progress(Callback):
     """Epochs and steps, loss, accuracy, images per second, time left, and how much of the mask flipped in the last epoch."""
 
     def __init__(self, title: str, *headlines: str):
@@ -54,7 +54,7 @@ class Progress(Watcher):
         self.task: Any = None
         self.flipped: float | None = None
         self.text = ""
-        self.told = time.monotonic()
+        self.last_line = time.monotonic()
 
     def __enter__(self) -> Progress:
         self.bars.start()
@@ -63,43 +63,48 @@ class Progress(Watcher):
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
 
-    def begin(self, config: Any, steps: int, epoch: int, step: int) -> None:
-        self.config, self.steps, self.epoch_began = config, steps, time.monotonic()
+    def on_search_begin(self, search: SearchState) -> None:
+        self.epoch_began = time.monotonic()
         for headline in self.headlines:  # now that nothing is left to go wrong with the settings
             say(headline)
-        self.task = self.bars.add_task(self.title, total=config.epochs * steps, completed=epoch * steps + step, text="")
-        if epoch or step:
-            say(f"{self.title}: goes on at epoch {epoch + 1}, step {step}")
+        steps = search.steps_per_epoch
+        self.task = self.bars.add_task(
+            self.title, total=search.config.epochs * steps, completed=search.epoch * steps + search.step, text=""
+        )
+        if search.epoch or search.step:
+            say(f"{self.title}: goes on at epoch {search.epoch + 1}, step {search.step}")
 
-    def step(self, epoch: int, step: int, seen: int, loss: float | None, accuracy: float | None) -> None:
+    def on_step_end(self, search: SearchState, metrics: StepMetrics) -> None:
+        images, loss, accuracy = metrics
         if loss is not None and accuracy is not None:
-            speed = seen / max(time.monotonic() - self.epoch_began, 1e-3)
+            speed = images / max(time.monotonic() - self.epoch_began, 1e-3)
             speed_text = f"{speed:,.0f} img/s" if self.console.width >= 80 or not self.live else ""  # else bar and time left give way
             flipped_text = "" if self.flipped is None else f"flipped {100 * self.flipped:.1f} %"
             self.text = "  ".join(filter(None, (f"loss {loss:.3f}", f"acc {100 * accuracy:.1f} %", speed_text, flipped_text)))
-        place = f"{self.title} {epoch + 1}/{self.config.epochs}"
-        self.bars.update(self.task, completed=epoch * self.steps + step, description=place, text=self.text)
-        if not self.live and time.monotonic() - self.told > 60:
-            self._line(f"{place}  step {step}/{self.steps}  {self.text}")
+        place = f"{self.title} {search.epoch + 1}/{search.config.epochs}"
+        done = search.epoch * search.steps_per_epoch + search.step
+        self.bars.update(self.task, completed=done, description=place, text=self.text)
+        if not self.live and time.monotonic() - self.last_line > 60:
+            self._line(f"{place}  step {search.step}/{search.steps_per_epoch}  {self.text}")
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def on_epoch_end(self, search: SearchState, row: dict[str, Any]) -> None:
         self.flipped, self.epoch_began = row.get("flipped"), time.monotonic()
         flipped = "" if self.flipped is None else f"  flipped {100 * self.flipped:4.1f} %"
         self._line(
-            f"{self.title:<6} {row['epoch']:>3}/{self.config.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f} %  "
+            f"{self.title:<6} {row['epoch']:>3}/{search.config.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f} %  "
             f"val {100 * row['val_accuracy']:6.2f} %{flipped}  {row['images_per_second']:,.0f}/s"
         )
 
-    def alarm(self, text: str) -> None:
-        self._line(f"alarm: {text}")
+    def on_warning(self, search: SearchState, text: str) -> None:
+        self._line(f"warning: {text}")
 
-    def stopping(self) -> None:
+    def on_interrupt(self) -> None:
         with contextlib.suppress(OSError):  # whoever read it may have been stopped, too
             if is_main():  # past all buffers, one of which may be at work
                 os.write(2, b"\nStopping soon, then saving; a second Ctrl-C stops at once and saves nothing.\n")
 
     def _line(self, text: str) -> None:
-        self.told = time.monotonic()
+        self.last_line = time.monotonic()
         if self.live:
             self.console.print(text, highlight=False, markup=False)
         else:

@@ -171,14 +171,14 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
         if recipe.threads is None and _is_busy():
             headlines.insert(0, _BUSY)
         with _told_how_to_go_on(folder), Progress(recipe.method, *headlines) as progress:
-            result = run_search(network, train, val, recipe, out=folder, resume=resume, architecture=built, watcher=progress)
+            result = run_search(network, train, val, recipe, out=folder, resume=resume, architecture=built, callbacks=[progress])
         if not result.finished or (result.asked and recipe.baseline is not None):
             _stopped(folder)
     if recipe.baseline is not None:
         dense = baseline_of(recipe)
         with _told_how_to_go_on(folder), Progress("dense") as progress:
             network = build_network(built, dense)
-            other = run_search(network, train, val, dense, out=below, resume=again, watcher=progress)
+            other = run_search(network, train, val, dense, out=below, resume=again, callbacks=[progress])
         if not other.finished:
             _stopped(folder)
     if is_main():
@@ -242,7 +242,7 @@ def _summary(run: Any, recipe: Any, classes: int) -> None:
             ("", Whole(f"mptify report {run.folder}")),
             ("", Whole(f"mptify search --recipe {run.recipe} --set {_next(recipe, found['accuracy'], classes)}")),
         ]
-    rows += [("alarm", alarm) for alarm in found["alarms"]]
+    rows += [("warning", warning) for warning in found["warnings"]]
     print_facts(console(), rows)
 
 

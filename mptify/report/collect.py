@@ -26,7 +26,7 @@ class Course:
     rows: list[dict[str, Any]]
     epochs: int
     finished: bool
-    alarms: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def values(self, key: str) -> list[tuple[float, float]]:
         """(epoch, value) of the rows that have one."""
@@ -109,10 +109,10 @@ def _course(run: Run, recipe: SearchConfig) -> Course:
             row["epoch"] = int(row["epoch"])
         if run.has_summary and not rows:
             raise ValueError("a finished run has metrics")
-        alarms = [str(alarm) for alarm in summary.get("alarms", ())]
+        warnings = [str(warning) for warning in summary.get("warnings", ())]
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise MptifyError(f"{run.folder}: its metrics.jsonl or summary.json is not as a run writes it ({type(error).__name__}).") from None
-    return Course(rows, recipe.epochs, run.has_summary, alarms)
+    return Course(rows, recipe.epochs, run.has_summary, warnings)
 
 
 def _cut(file: Path) -> Cut:

@@ -110,10 +110,10 @@ def searched_section(findings: Findings) -> Markup:
     if cut is not None:
         facts += [("file", cut.file), ("sha256", tag("code", cut.summary.digest)), *_notes(cut)]
     listed = tag("dl", *(part for name, value in facts for part in (tag("dt", name), tag("dd", value))), class_="facts")
-    alarms = [tag("p", alarm, class_="alarm") for course in (findings.course,) if course for alarm in course.alarms]
+    warnings = [tag("p", text, class_="warning") for course in (findings.course,) if course for text in course.warnings]
     whole = tag("details", tag("summary", "The whole recipe"), tag("pre", to_yaml(recipe))) if recipe is not None else None
     what = "What was trained" if findings.is_dense else "What was searched" if recipe is not None else "What the ticket is"
-    return tag("section", tag("h2", what), listed, *alarms, whole, id="searched")
+    return tag("section", tag("h2", what), listed, *warnings, whole, id="searched")
 
 
 def _network(findings: Findings) -> str:

@@ -1,5 +1,6 @@
 """Searching tickets: data, schedule, the loop, and the folder that a run lives in."""
 
-from mptify.training.loop import Result, Watcher, search
+from mptify.training.callbacks import Callback, SearchState, StepMetrics
+from mptify.training.loop import Result, search
 
-__all__ = ["Result", "Watcher", "search"]
+__all__ = ["Callback", "Result", "SearchState", "StepMetrics", "search"]

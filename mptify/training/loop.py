@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.ticket.codec import Architecture
 from mptify.ticket.state import ticket_of, write
+from mptify.training.callbacks import Callback, CallbackList, Curves, SearchState, StepMetrics, Trackers, check_callbacks
 from mptify.training.checkpoint import changing, fingerprint, optimizer_state, restore_optimizer_
 from mptify.training.data import Images, as_pair, batches_of, first_images, images_in_step, mixed, training_batches
 from mptify.training.diagnostics import Masks, constant_layers, require_agreement
-from mptify.training.distributed import Whole, accelerator_for, flat, together
+from mptify.training.distributed import Whole, accelerator_for, together
 from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of, loss_of
 from mptify.training.optim import make_optimizer
 from mptify.training.run_folder import Run
@@ -36,26 +37,7 @@ from mptify.training.schedule import learning_rate, prune_share
 from mptify.training.setup import architecture_named, prepared, require_fit
 from mptify.training.signals import keep_freed_memory, stoppable
 
-__all__ = ["Result", "Watcher", "search", "steps_of"]
-
-
-class Watcher:
-    """Sees a search go by; the command line's draws progress bars. Called in the main process only."""
-
-    def begin(self, config: SearchConfig, steps: int, epoch: int, step: int) -> None:
-        """Before the first step: steps per epoch, and where the run goes on."""
-
-    def step(self, epoch: int, step: int, seen: int, loss: float | None, accuracy: float | None) -> None:
-        """After each step; loss and accuracy so far in this epoch come about twice a second."""
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """After each epoch, with its line of metrics."""
-
-    def alarm(self, text: str) -> None:
-        """Something looks wrong."""
-
-    def stopping(self) -> None:
-        """Ctrl-C or SIGTERM came: the run will stop after this step. Called by the signal, in the middle of anything."""
+__all__ = ["Result", "search", "steps_of"]
 
 
 @dataclass
@@ -69,7 +51,7 @@ class Result:
     accuracy: float
     best: float
     rows: list[dict[str, Any]]
-    alarms: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     folder: Path | None = None
     finished: bool = True
     asked: bool = False
@@ -84,30 +66,47 @@ def search(
     out: str | Path | None = None,
     resume: bool = False,
     architecture: Architecture | str | None = None,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
     workers: int = 0,
 ) -> Result:
-    """Search a ticket in `model` and return it; the model passed in stays as it is.
+    """Search a ticket in `model` and return it. The model that you pass in stays as it is.
 
-    A ticket model is searched with its own settings, and from the scores that it has.
+    Args:
+        model: A network, or a ticket model, which is searched with its own settings and from the scores that it has.
+        train: Training images: a pair (uint8 images, labels) or a map-style data set.
+        val: Validation images, likewise.
+        config: The fields of [`SearchConfig`][mptify.SearchConfig].
+        out: A folder for metrics, checkpoints and tickets. With it, Ctrl-C or SIGTERM saves the search and returns a result
+            that is not `finished`.
+        resume: Continue the search that was stopped in `out`.
+        architecture: The network's name, such as `"timm:resnet18"`, so that `mptify.load` can build it from the ticket alone.
+        callbacks: [`Callback`][mptify.Callback] objects, called after each step and epoch.
+        workers: Processes that read a data set.
 
-    `train` and `val` are pairs (uint8 images, labels) or map-style data sets. `config` holds the fields of
-    [`SearchConfig`][mptify.SearchConfig]: `{"epochs": 5, "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.8}}`. With `out`, a
-    folder receives metrics, checkpoints and the tickets, and Ctrl-C or SIGTERM saves and returns a result that is not `finished`; with
-    `resume`, a run that was stopped there goes on. A `watcher` sees each step and epoch go by. `workers` processes read a data set.
-    `architecture` names the network (`"timm:resnet18"`), so that `mptify.load` can build it from the ticket alone.
+    Returns:
+        The ticket model and how accurate it is, a [`Result`][mptify.Result].
+
+    Raises:
+        BadConfig: A setting or an argument means nothing.
+        BadData: Images or labels can't be used.
+        RunExists: `out` holds another search.
+
+    Example:
+        result = mptify.search(model, train, val, {"epochs": 5, "ticket": {"bits": "1/32", "prune": 0.8}}, out="run")
+        mptify.save(result.model, "model.ticket")
     """
-    _check_arguments(model, config, out, architecture, watcher, workers)
+    _check_arguments(model, config, out, architecture, workers)
+    callbacks = check_callbacks(callbacks)
     if hasattr(model, "ticket_plan"):  # its own settings count
         own = {"ticket": plan_of(model).config}
         config = config.model_copy(update=own) if isinstance(config, SearchConfig) else {**(config or {}), **own}
     config = make_search_config(config)
     pair = as_pair(train, val, workers)
     with together(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        return _Search(model, *pair, config, out, resume, architecture, watcher or Watcher()).go()
+        return _Search(model, *pair, config, out, resume, architecture, callbacks).go()
 
 
-def _check_arguments(model: Any, config: Any, out: Any, architecture: Any, watcher: Any, workers: Any) -> None:
+def _check_arguments(model: Any, config: Any, out: Any, architecture: Any, workers: Any) -> None:
     """Say of each argument but the data what is wrong with it."""
     if not isinstance(model, nn.Module):
         hint = f"; `mptify search {model}` takes names" if isinstance(model, str) else ""
@@ -120,8 +119,6 @@ def _check_arguments(model: Any, config: Any, out: Any, architecture: Any, watch
         raise BadConfig(f"out={shown(out)}: the path of a folder is needed.")
     if architecture is not None and not isinstance(architecture, (str, Architecture)):
         raise BadConfig(f"architecture={shown(architecture)}: a name is needed, such as 'timm:resnet18'.")
-    if watcher is not None and not isinstance(watcher, Watcher):
-        raise BadConfig(f"watcher: a mptify.Watcher is needed, not {shown(watcher)}.")
     if not isinstance(workers, int) or workers < 0:
         raise BadConfig(f"workers={shown(workers)}: a number from 0 is needed.")
 
@@ -129,7 +126,7 @@ def _check_arguments(model: Any, config: Any, out: Any, architecture: Any, watch
 def steps_of(model: nn.Module, train: Any, config: SearchConfig | Mapping[str, Any]) -> Iterator[None]:
     """A search's training steps, one per `next`, without end, without evaluation and without a folder: to be timed."""
     images, _ = as_pair(train, train)
-    search = _Search(model, images, images, make_search_config(config), None, False, None, Watcher())
+    search = _Search(model, images, images, make_search_config(config), None, False, None, [])
     search.network.train()
     while True:
         search.step = 0
@@ -151,13 +148,12 @@ class _Search:
         out: Any,
         resume: bool,
         architecture: Any,
-        watcher: Watcher,
+        callbacks: list[Callback],
     ):
         self.config, self.train, self.val, self.architecture = config, train, val, architecture
         self.accelerator = accelerator_for(config, out)
         self.rank, self.world, self.main = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.is_main_process
         self.device = self.accelerator.device
-        self.watcher = watcher if self.main else Watcher()
         self.steps = batches_of(len(train), config.batch)
         smallest = len(train) // self.steps
         if smallest < 2 * self.world * config.accumulate:
@@ -175,8 +171,12 @@ class _Search:
         at_hand = self.device if self.device.type != "mps" else "cpu"  # which has no float64
         self.sums = torch.zeros(3, dtype=torch.float64, device=at_hand)  # loss, right answers, images so far, of this process
         self.rows: list[dict[str, Any]] = []
-        self.alarms: list[str] = []
+        self.warnings: list[str] = []
         self.run = self._open(out, resume)
+        own: list[Callback] = [Curves(self.run.folder)] if self.run else []
+        own += [Trackers(self.accelerator)] if config.trackers else []
+        self.state = SearchState(self.network, config, self.steps, rows=self.rows, is_main=self.main)
+        self.callbacks = CallbackList(self.state, [*own, *callbacks])
         self.identity = fingerprint(self.network) if self.run else ""
         optimizer = make_optimizer(self.network, config)
         whole = Whole(torch.compile(self.network) if config.compile else self.network)
@@ -192,35 +192,39 @@ class _Search:
                 self._require_one_place()
             return self._go()
         finally:
-            for tracker in self.accelerator.trackers:  # `end_training` would end the processes' connection too: a baseline needs it
-                tracker.finish()
-            if self.run:
-                self.run.unlock()
+            try:
+                self.callbacks.search_end()
+            finally:
+                if self.run:
+                    self.run.unlock()
 
     def _go(self) -> Result:
         config = self.config
         keep_freed_memory()
-        if config.trackers:
-            self.accelerator.init_trackers("mptify", config=flat(config.model_dump(mode="json")))
-        self.watcher.begin(config, self.steps, self.epoch, self.step)
+        self._tell_place()
+        self.callbacks.search_begin()
         self.network.train()
-        with stoppable(self.run is not None, self.watcher.stopping) as stop:
+        with stoppable(self.run is not None, self.callbacks.interrupt) as stop:
             while self.epoch < config.epochs:
                 if not self._one_epoch(stop):
                     return self._result(finished=False, asked=True)
                 self._end_epoch()
         if self.run and self.main:
             last, method = self.rows[-1]["val_accuracy"], config.method
-            summary = {"accuracy": last, "best": self._best(), "epochs": config.epochs, "method": method, "alarms": self.alarms}
+            summary = {"accuracy": last, "best": self._best(), "epochs": config.epochs, "method": method, "warnings": self.warnings}
             self.run.write_summary(summary)
         self.accelerator.wait_for_everyone()
         return self._result(finished=True, asked=self._agreed(bool(stop), False)[0])
+
+    def _tell_place(self) -> None:
+        """Show the callbacks where the search is."""
+        self.state.epoch, self.state.step, self.state.rows = self.epoch, self.step, self.rows
 
     def _result(self, finished: bool, asked: bool) -> Result:
         last = self.rows[-1]["val_accuracy"] if self.rows else float("nan")
         self._take_(self.averages)
         folder = self.run.folder if self.run else None
-        return Result(self.network.eval(), last, self._best(), self.rows, self.alarms, folder, finished, asked)
+        return Result(self.network.eval(), last, self._best(), self.rows, self.warnings, folder, finished, asked)
 
     def _one_epoch(self, stop: list[bool]) -> bool:
         """Steps from where the epoch stands to its end; False if the run was asked to stop."""
@@ -239,7 +243,8 @@ class _Search:
                 shown = now
                 total, right, count = self.sums.tolist()
                 loss, accuracy = self._finite(total / count), right / count
-            self.watcher.step(self.epoch, self.step, seen, loss, accuracy)
+            self._tell_place()
+            self.callbacks.step_end(StepMetrics(seen, loss, accuracy))
             asked, due = self._agreed(bool(stop), not config.checkpoint_steps and now - saved > 60 * config.checkpoint_minutes)
             due |= config.checkpoint_steps is not None and self.step % config.checkpoint_steps == 0
             if asked or (due and self.step < self.steps):
@@ -330,14 +335,9 @@ class _Search:
         self.sums.zero_()
         if self.run and self.main:
             self.run.write_metrics(self.rows)
-            from mptify.training.curves import draw_curves
-
-            draw_curves(self.rows, self.run.folder / "curves.png")
+        self._tell_place()
+        self.callbacks.epoch_end(row)
         self._save()
-        if self.config.trackers:
-            numbers = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "epoch"}
-            self.accelerator.log(numbers, step=self.epoch)
-        self.watcher.epoch(row)
 
     def _share_buffers(self) -> None:
         """Statistics of process 0 for all, as DistributedDataParallel will do before the next step."""
@@ -371,9 +371,9 @@ class _Search:
         texts = [f"{name}: its survivors have not changed since the first epoch." for name in self.masks.stuck(self.epoch + 1)]
         texts += [f"{name}: its output is the same for every image." for name in constant_layers(self.network, self.sample)]
         for text in texts:
-            if text not in self.alarms:
-                self.alarms.append(text)
-                self.watcher.alarm(text)
+            if text not in self.warnings:
+                self.warnings.append(text)
+                self.callbacks.warning(text)
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -445,9 +445,9 @@ class _Search:
         tensors |= self.masks.tensors()
         scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
         state = {
-            "epoch": self.epoch, "step": self.step, "sums": sums, "still": self.masks.still, "alarms": self.alarms, "optimizer": plain,
+            "epoch": self.epoch, "step": self.step, "sums": sums, "still": self.masks.still, "warnings": self.warnings, "optimizer": plain,
             "scaler": scaler, "rows": self.rows, "network": self.identity, "steps": self.steps, "threads": torch.get_num_threads(),
-            "processes": self.world,
+            "processes": self.world, "callbacks": self.callbacks.state_dict(),
         }  # fmt: skip
         self.run.write_checkpoint(tensors, state)
 
@@ -468,12 +468,13 @@ class _Search:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.masks.restore_(tensors, state["still"])
-        self.epoch, self.step, self.rows, self.alarms = state["epoch"], state["step"], state["rows"], state["alarms"]
+        self.epoch, self.step, self.rows, self.warnings = state["epoch"], state["step"], state["rows"], state["warnings"]
+        self.callbacks.load_state_dict(state["callbacks"])
         if self.main:  # the sums are those of all processes
             self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         for what, now in (("threads", torch.get_num_threads()), ("processes", self.world)):
             if state[what] != now:
-                self.watcher.alarm(
+                self.callbacks.warning(
                     f"{what}: {state[what]} when the run was stopped, {now} now; what it ends in may differ in the last bits."
                 )
 

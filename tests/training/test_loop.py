@@ -57,8 +57,8 @@ def settings(**changes):
 
 
 def search(digits, net=None, **options):
-    out, resume, watcher = options.pop("out", None), options.pop("resume", False), options.pop("watcher", None)
-    return mptify.search(net or Net(), *digits, settings(**options), out=out, resume=resume, watcher=watcher)
+    out, resume, callbacks = options.pop("out", None), options.pop("resume", False), options.pop("callbacks", ())
+    return mptify.search(net or Net(), *digits, settings(**options), out=out, resume=resume, callbacks=callbacks)
 
 
 # -- what it finds ------------------------------------------------------------------------------------------------------------
@@ -196,8 +196,8 @@ def test_a_ticket_is_cut_from_the_mean_of_scores(digits):
     """By a mean of its own: the scores after each step, averaged as the recipe says."""
     seen = []
 
-    class Look(loop.Watcher):
-        def step(self, *_):
+    class Look(mptify.Callback):
+        def on_step_end(self, search, metrics):
             seen.append({name: layer.scores.detach().clone() for name, layer in searched.items()})
 
     searched = {}
@@ -206,7 +206,7 @@ def test_a_ticket_is_cut_from_the_mean_of_scores(digits):
         loop.prepared = lambda *given: searched.update(ticket_layers(network := prepared(*given))) or network
         ticketed = mptify.transform(Net(), **settings()["ticket"])
         first = {name: layer.scores.detach().clone() for name, layer in ticket_layers(ticketed).items()}
-        result = search(digits, ticketed, ema=0.8, watcher=Look())
+        result = search(digits, ticketed, ema=0.8, callbacks=[Look()])
     finally:
         loop.prepared = prepared
     for name, layer in ticket_layers(result.model).items():
@@ -353,7 +353,7 @@ def test_sharded_scores_are_refused(digits, monkeypatch):
         search(digits)
 
 
-# -- alarms ----------------------------------------------------------------------------------------------------------------------
+# -- warnings ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_layer_whose_output_is_constant_is_named(digits):
@@ -366,8 +366,8 @@ def test_a_layer_whose_output_is_constant_is_named(digits):
             self.blind = nn.Linear(4, 10)
 
     result = search(digits, Dead())
-    assert any(text.startswith("blind: its output is the same") for text in result.alarms)
-    assert not any(text.startswith("head") for text in result.alarms)
+    assert any(text.startswith("blind: its output is the same") for text in result.warnings)
+    assert not any(text.startswith("head") for text in result.warnings)
 
 
 def test_a_layer_that_stands_still_is_named(digits):
@@ -381,7 +381,7 @@ def test_a_layer_that_stands_still_is_named(digits):
             return self.head(x) + 1e-30 * self.unheard(x)
 
     result = search(digits, Still(), epochs=4, weight_decay=0)
-    assert [text for text in result.alarms if "not changed since the first epoch" in text] == [
+    assert [text for text in result.warnings if "not changed since the first epoch" in text] == [
         "unheard: its survivors have not changed since the first epoch."
     ]
 
@@ -446,12 +446,12 @@ def test_a_run_is_resumed_with_what_it_was_begun_with(digits, tmp_path):
 
 
 def test_a_run_that_is_running_is_left_alone(digits, tmp_path):
-    class Rival(loop.Watcher):
-        def epoch(self, row):
+    class Rival(mptify.Callback):
+        def on_epoch_end(self, search, row):
             with pytest.raises(RunExists, match="another process is searching there"):
                 Run.again(tmp_path / "run").lock()
 
-    search(digits, out=tmp_path / "run", watcher=Rival())
+    search(digits, out=tmp_path / "run", callbacks=[Rival()])
     run = Run.again(tmp_path / "run")
     run.lock()  # nobody is there any more
     run.unlock()
@@ -460,27 +460,27 @@ def test_a_run_that_is_running_is_left_alone(digits, tmp_path):
 # -- exactness -------------------------------------------------------------------------------------------------------------------
 
 
-class Interrupt(loop.Watcher):
+class Interrupt(mptify.Callback):
     """Ctrl-C after so many steps."""
 
     def __init__(self, steps):
         self.left = steps
 
-    def step(self, *_):
+    def on_step_end(self, search, metrics):
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def stopped(digits, folder, steps, **options):
-    return search(digits, Net(drop=0.2), out=folder, watcher=Interrupt(steps), checkpoint_steps=4, **options)
+    return search(digits, Net(drop=0.2), out=folder, callbacks=[Interrupt(steps)], checkpoint_steps=4, **options)
 
 
 def test_ctrl_c_without_a_folder_is_an_interrupt_like_any_other(digits):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs begin without
     try:
         with pytest.raises(KeyboardInterrupt):
-            search(digits, watcher=Interrupt(2))
+            search(digits, callbacks=[Interrupt(2)])
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -499,9 +499,11 @@ def test_interrupted_and_resumed_ends_in_the_same_bytes(digits, options, tmp_pat
     torch.manual_seed(3)
     net = Net(drop=0.2)
     whole = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "whole")
-    first = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", watcher=Interrupt(7))
+    first = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", callbacks=[Interrupt(7)])
     assert not first.finished
-    second = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", resume=True, watcher=Interrupt(6))
+    second = mptify.search(
+        net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", resume=True, callbacks=[Interrupt(6)]
+    )
     assert not second.finished
     last = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", resume=True)
     assert last.finished
@@ -595,22 +597,22 @@ def test_the_launchers_precision_is_not_overruled_in_silence(digits, monkeypatch
 
 
 def test_going_on_with_other_threads_is_told(digits, tmp_path):
-    class Notes(loop.Watcher):
+    class Notes(mptify.Callback):
         def __init__(self):
-            self.alarms = []
+            self.warnings = []
 
-        def alarm(self, text):
-            self.alarms.append(text)
+        def on_warning(self, search, text):
+            self.warnings.append(text)
 
     stopped(digits, tmp_path / "run", 3)
     threads, notes = torch.get_num_threads(), Notes()
     torch.set_num_threads(threads + 1)
     try:
-        search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True, watcher=notes)
+        search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True, callbacks=[notes])
     finally:
         torch.set_num_threads(threads)
     said = f"threads: {threads} when the run was stopped, {threads + 1} now; what it ends in may differ in the last bits."
-    assert notes.alarms[0] == said
+    assert notes.warnings[0] == said
 
 
 def test_a_layer_that_only_shrinks_has_not_stood_still():
@@ -664,7 +666,7 @@ def test_an_optimizers_state_of_a_scalar_goes_to_its_device():
         ({"config": "fast"}, "config: settings are needed, such as {'epochs': 5}, not 'fast'."),
         ({"config": {"learning_rate": 1}}, "There is no setting 'learning_rate'; did you mean 'lr'?"),
         ({"workers": -1}, "workers=-1: a number from 0 is needed."),
-        ({"watcher": print}, "watcher: a mptify.Watcher is needed, not "),
+        ({"callbacks": print}, "callbacks: a list of mptify.Callback is needed, not "),
         ({"out": 3}, "out=3: the path of a folder is needed."),
     ],
 )

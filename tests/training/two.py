@@ -17,7 +17,6 @@ from torch import nn
 import mptify
 from mptify.config import DataConfig
 from mptify.errors import MptifyError
-from mptify.training.loop import Watcher
 from mptify.training.sources import load_data
 
 SPEC = {"epochs": 3, "batch": 50, "optimizer": "sgd", "lr": 0.05, "ticket": {"bits": "1/32", "prune": 0.7}}
@@ -29,9 +28,9 @@ def network():
     return nn.Sequential(nn.Conv2d(1, 8, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-class Stop(Watcher):
-    def step(self, epoch, step, *_):
-        if (epoch, step) == (1, 5):
+class Stop(mptify.Callback):
+    def on_step_end(self, search, metrics):
+        if search.is_main and (search.epoch, search.step) == (1, 5):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -53,7 +52,7 @@ def main():
     try:
         often = {"checkpoint_minutes": 2e-4} if what == "norm" else {}
         result = mptify.search(
-            network(), *data, SPEC | often, out=folder / "run", resume=what == "resume", watcher=Stop() if what == "stop" else None
+            network(), *data, SPEC | often, out=folder / "run", resume=what == "resume", callbacks=[Stop()] if what == "stop" else []
         )
     except MptifyError as error:
         print(f"process {rank}: {type(error).__name__}: {error}")
