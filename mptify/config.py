@@ -54,7 +54,7 @@ class TicketConfig(BaseModel):
     bits: Literal["1/32", "1/1", "32/32", "32/1"] = Field(
         "1/32", description="Bits per weight / bits per activation. 32-bit weights are edge-popup."
     )
-    prune: Fraction = Field(0.5, description="The fraction of weights removed (the paper's P), at least 0 and below 1.")
+    prune: Fraction = Field(0.8, description="The fraction of weights removed (the paper's P), at least 0 and below 1.")
     prune_overrides: dict[str, Fraction] = Field(
         default_factory=dict,
         description="Other fractions for the layers that a pattern matches; later patterns win.",
@@ -110,9 +110,9 @@ def _with_weight_bits(ticket: Any, weight_bits: int) -> Any:
     return {**(ticket or {}), "bits": f"{weight_bits}/{activation_bits}"} if activation_bits else ticket
 
 
-def _pruned(value: Any) -> Any:
-    """A search prunes 80 % unless told otherwise."""
-    return {"prune": 0.8, **(value or {})} if value is None or isinstance(value, dict) else value
+def _default_if_none(value: Any) -> Any:
+    """An empty section in YAML is None, and means the defaults."""
+    return {} if value is None else value
 
 
 def _sourced(value: Any) -> Any:
@@ -137,7 +137,9 @@ class SearchConfig(BaseModel):
     method: Literal["biprop", "edgepopup", "dense"] = Field(
         "biprop", description="biprop: 1-bit weights; edgepopup: 32-bit frozen weights; dense: the weights themselves are trained."
     )
-    ticket: Annotated[TicketConfig, BeforeValidator(_pruned)] = Field({}, validate_default=True, description="The settings of the ticket.")
+    ticket: Annotated[TicketConfig, BeforeValidator(_default_if_none)] = Field(
+        {}, validate_default=True, description="The settings of the ticket."
+    )
     epochs: int = Field(10, ge=1, description="Passes over the training data.")
     batch: int = Field(64, ge=2, description="Images per step, over all processes.")
     accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")

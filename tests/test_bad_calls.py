@@ -32,15 +32,15 @@ convert mptify:conv2 --prune 1
 convert mptify:conv2 --prune -0.1
 convert mptify:conv2 --prune nan
 convert mptify:conv2 --prune much
-convert mptify:conv2 --prune-at classifier
-convert mptify:conv2 --prune-at classifier.1=2
-convert mptify:conv2 --prune-at =0.5
+convert mptify:conv2 --prune-overrides classifier
+convert mptify:conv2 --prune-overrides classifier.1=2
+convert mptify:conv2 --prune-overrides =0.5
 convert mptify:conv2 --include nothing
 convert mptify:conv2 --exclude '*'
 convert mptify:conv2 --dense middle
 convert mptify:conv2 --residual no
 convert mptify:conv2 --bits 1/1 --bn insert
-convert mptify:conv2 --scope global --prune-at classifier.1=0.5
+convert mptify:conv2 --scope global --prune-overrides classifier.1=0.5
 convert mptify:conv2 --floor 2
 convert mptify:conv2 --seed -1
 convert mptify:conv2 --seed 1.5

@@ -65,7 +65,7 @@ def test_convert_draws_a_picture(tmp_path):
         (["resnet18", "--exclude", "layer9*"], "exclude='layer9*' matches no layer of this model; it has layer"),
         (["resnet18", "--num-classes", "0"], "num_classes=0: at least 1 is needed"),
         (["resnet18", "--graph", "/nowhere/at/all.svg"], "the folder /nowhere/at does not exist"),
-        (["resnet18", "--prune-at", "layer1"], "write PATTERN=FRACTION"),
+        (["resnet18", "--prune-overrides", "layer1"], "write PATTERN=VALUE"),
         (["timm:vit_tiny_patch16_224", "--input-size", "100", "--prune", "2"], "prune=2"),
     ],
 )

@@ -223,7 +223,19 @@ def as_searched(command):
 
 
 def test_the_convert_command_makes_the_same_ticket(tmp_path):
-    options = ["--bits", "1/1", "--prune", "0.75", "--prune-at", "classifier.*=0.5", "--residual", "real", "--seed", "3", "--learn-bn"]
+    options = [
+        "--bits",
+        "1/1",
+        "--prune",
+        "0.75",
+        "--prune-overrides",
+        "classifier.*=0.5",
+        "--residual",
+        "real",
+        "--seed",
+        "3",
+        "--learn-bn",
+    ]
     file = tmp_path / "cut.ticket"
     sizes = ["--num-classes", "7", "--in-chans", "1", "--input-size", "8"]
     CliRunner().invoke(app, ["convert", NARROW, *options, *sizes, "--out", str(file), "--standalone", "--float16"])

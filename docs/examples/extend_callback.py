@@ -9,11 +9,12 @@ from mptify.training.sources import load_data
 class Noise(mptify.Callback):
     """Adds noise to the scores, less in each epoch."""
 
+    @torch.no_grad()
     def on_step_end(self, search, metrics):
         generator = torch.Generator().manual_seed(1000 * search.epoch + search.step)
         for layer in mptify.ticket_layers(search.model).values():
             noise = torch.randn(layer.scores.shape, generator=generator)
-            layer.scores.data.add_(noise, alpha=1e-4 * 0.5**search.epoch)
+            layer.scores.add_(noise, alpha=1e-4 * 0.5**search.epoch)
 
     def on_epoch_end(self, search, row):
         if search.is_main:

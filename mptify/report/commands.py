@@ -17,9 +17,6 @@ from mptify.ticket.codec import Ticket
 
 __all__ = ["convert_command", "quoted", "search_command"]
 
-_FLAGS = ("learn_bn", "strict")
-_REPEATED = ("include", "exclude", "dense")
-
 
 def search_command(recipe: Recipe, out: Path) -> str:
     """`mptify search ...` for this recipe, whole: it needs no file but those that the recipe names."""
@@ -55,12 +52,14 @@ def convert_command(ticket: Ticket, out: Path) -> str | None:
         option = f"--{name.replace('_', '-')}"
         if name in ("bits", "prune") or value == getattr(usual, name):
             continue
-        if name == "prune_overrides":
-            words += [word for pattern, share in value.items() for word in ("--prune-at", f"{pattern}={share:.15g}")]
-        elif name in _REPEATED:
+        if isinstance(value, dict):
+            words += [word for pattern, number in value.items() for word in (option, f"{pattern}={number:.15g}")]
+        elif isinstance(value, tuple):
             words += [word for one in value for word in (option, one)]
+        elif isinstance(value, bool):
+            words.append(option if value else f"--no-{option[2:]}")
         else:
-            words += [option] if name in _FLAGS else [option, value]
+            words += [option, value]
     for name, value in built.arguments.items():
         words += [f"--{name.replace('_', '-')}", value]
     if config.init != "keep" and any(layer.signs is not None or layer.values is not None for layer in ticket.layers.values()):
