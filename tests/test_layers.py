@@ -748,7 +748,7 @@ def test_kept_counts_the_mask_under_one_threshold():
 
 
 def test_one_threshold_ranks_again_only_when_some_scores_changed(selections):
-    model = mptify.transform(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), scope="global")
+    model = mptify.transform(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), scope="global", prune=0.5)
     x = torch.randn(2, 8, generator=seeded(0))
     model(x)
     once = len(selections)
@@ -764,7 +764,7 @@ def test_one_threshold_ranks_again_only_when_some_scores_changed(selections):
 
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copied_model_has_a_threshold_of_its_own(how):
-    model = mptify.transform(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), scope="global")
+    model = mptify.transform(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), scope="global", prune=0.5)
     expected = [layer.mask.clone() for layer in model]
     copied = COPIES[how](model)
     assert [torch.equal(layer.mask, mask) for layer, mask in zip(copied, expected)] == [True, True]
@@ -781,7 +781,7 @@ def test_a_copied_model_has_a_threshold_of_its_own(how):
 def test_tied_layers_share_scores_and_masks(scope):
     plain = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
     plain[2].weight = plain[0].weight
-    model = mptify.transform(plain, scope=scope)
+    model = mptify.transform(plain, scope=scope, prune=0.5)
     assert model[2].scores is model[0].scores
     assert model[2].frozen is model[0].frozen
     new_scores_(model[0])

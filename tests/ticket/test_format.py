@@ -72,7 +72,7 @@ TICKETS = {
     "seed": small(),
     "searched": searched(),
     "signs": with_survivors(small(), signs=True),
-    "values": with_survivors(small(config=make_config({"bits": "32/32", "init": "keep"})), values=True),
+    "values": with_survivors(small(config=make_config({"bits": "32/32", "init": "keep", "prune": 0.5})), values=True),
     "no floats": small(floats={}),
     "float16": small(floats={"a": np.linspace(0, 1, 7).astype("f2")}),
     "float64": small(floats={"a": np.linspace(0, 1, 7)}, dtype="float64"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from torch import nn
 
 import mptify
@@ -64,4 +65,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        # Else the interpreter's end now and then meets a communication thread: "terminate called without an active exception".
+        PartialState().destroy_process_group()
