@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import mptify
 from mptify.cli import app
 from mptify.errors import MptifyError
-from mptify.export import targets
+from mptify.export import export, target
 from mptify.models import registry
 from tests.nets import Plain
 
@@ -41,16 +41,23 @@ def ticket_file(name, bits, path, **settings):
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEEP)])
 def test_onnxruntime_computes_what_the_ticket_does(name, bits, tmp_path):
-    pytest.importorskip("onnxruntime")
-    made = targets.export(ticket_file(name, bits, tmp_path / "a.ticket"), "onnx", tmp_path / "a.onnx")
-    assert made.difference <= 1e-4
+    onnxruntime = pytest.importorskip("onnxruntime")
+    file = ticket_file(name, bits, tmp_path / "a.ticket")
+    made = export(file, "onnx", tmp_path / "a.onnx")
     assert made.size == made.path.stat().st_size
+    session = onnxruntime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
+    given = session.get_inputs()[0]
+    images = torch.randint(-24, 25, (5, *given.shape[1:]), generator=torch.Generator().manual_seed(1)) / 8  # sums are exact
+    with torch.no_grad():
+        expected = mptify.load(file)(images)
+    found = torch.from_numpy(session.run(None, {given.name: images.numpy()})[0])
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:test_vit"])
 def test_a_dense_network_loads_it_without_mptify(name, tmp_path):
     file = ticket_file(name, "1/32", tmp_path / "a.ticket")
-    assert targets.export(file, "dense", tmp_path / "a.safetensors").difference <= 1e-5
+    assert export(file, "dense", tmp_path / "a.safetensors").difference <= 1e-5
     source, _, model = name.partition(":")
     make = f"timm.create_model({model!r}, num_classes=7)" if source == "timm" else f"torchvision.models.get_model({model!r}, num_classes=7)"
     x = torch.randn(2, 3, 160, 160)
@@ -70,19 +77,19 @@ def test_what_can_not_be_exported_is_told_and_nothing_is_written(tmp_path, monke
     out = tmp_path / "out"
     signs = ticket_file("mptify:conv2", "1/1", tmp_path / "a.ticket")
     with pytest.raises(MptifyError, match="has signs where its dense network has activations"):
-        targets.export(signs, "dense", out)
-    with pytest.raises(MptifyError, match="--to foo: there are onnx, dense, packed"):
-        targets.export(signs, "foo", out)
+        export(signs, "dense", out)
+    with pytest.raises(MptifyError, match="There is no export target 'foo'; there are dense, onnx, packed"):
+        export(signs, "foo", out)
     norms = ticket_file("mptify:conv2", "1/32", tmp_path / "b.ticket", bn="insert")
     with pytest.raises(MptifyError, match="a norm that the dense one lacks"):
-        targets.export(norms, "dense", out)
+        export(norms, "dense", out)
     mptify.save(mptify.transform(Plain(), bits="1/32"), tmp_path / "c.ticket")
     with pytest.raises(MptifyError, match="only named networks can be exported"):
-        targets.export(tmp_path / "c.ticket", "dense", out)
+        export(tmp_path / "c.ticket", "dense", out)
     plain = ticket_file("mptify:conv2", "1/32", tmp_path / "d.ticket")
-    monkeypatch.setattr(targets, "_difference", lambda *given: float("nan"))
+    monkeypatch.setattr(target, "_difference", lambda *given: float("nan"))
     with pytest.raises(MptifyError, match="gives other outputs than the ticket"):
-        targets.export(plain, "dense", out)
+        export(plain, "dense", out)
     assert not out.exists()
 
 

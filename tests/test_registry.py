@@ -1,6 +1,7 @@
 """Variants from outside the package, used by name from end to end."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -72,3 +73,32 @@ def test_a_scheme_that_draws_no_magnitudes_is_refused(values, monkeypatch):
     monkeypatch.setitem(init_schemes._variants, "broken", values)
     with pytest.raises(BadConfig, match="the init scheme 'broken' has to return 12 magnitudes, none of them negative"):
         init.frozen_weight(0, "layer", (3, 4), "broken", 1.0)
+
+
+# -- data sources and export targets -----------------------------------------------------------------------------------
+
+
+def test_a_data_source_from_outside_is_searched_on_and_an_export_target_writes_the_ticket(tmp_path):
+    """On the command line, by name."""
+    options = ["--set", "data=toy_stripes:60", "--set", "model=mptify:conv2_x0.25", "--set", "epochs=2", "--set", "batch=20"]
+    outside = ("--plugin", plugin.__name__)
+    works(*outside, "search", *options, "--set", "warmup=0", "--no-baseline", "--out", tmp_path / "run")
+    ticket = tmp_path / "run" / "last.ticket"
+    assert mptify.read(ticket).notes["data"] == "toy_stripes:60"
+    works(*outside, "eval", ticket, "--data", "toy_stripes:20")
+    works(*outside, "export", ticket, "--to", "toy_state")
+    state = torch.load(ticket.with_suffix(".toy"))
+    assert torch.equal(state["features.0.frozen"], mptify.load(ticket).state_dict()["features.0.frozen"])
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["search", "--set", "data=digts"], r"There is no data source 'digts'; there are .*cifar10.* Did you mean 'digits'\?"),
+        (["export", "a.ticket", "--to", "onx"], r"There is no export target 'onx'; there are .*dense.* Did you mean 'onnx'\?"),
+    ],
+)
+def test_unknown_sources_and_targets_are_told_with_the_known_ones(command, words):
+    result = run(*command)
+    assert isinstance(result.exception, BadConfig)
+    assert re.search(words, str(result.exception))

@@ -20,8 +20,7 @@ def export(
     `dense` is a safetensors file for the torchvision or timm network that a 1/32 ticket was cut from, and needs no mptify. `onnx` takes
     any number of images. `packed` is for 1/1 tickets: larger than they are, but mapped into memory and ready at once.
     """
-    from mptify.export.targets import export as write
+    from mptify.export import export as write
 
-    endings = {"onnx": ".onnx", "dense": ".safetensors", "packed": ".packed"}
-    made = write(file, to, out or file.with_suffix(endings.get(to, "")))
+    made = write(file, to, out)
     typer.echo(f"{made.path}: {made.size / 1e6:,.2f} MB; outputs differ from the ticket's by {made.difference:.1e} of the largest")

@@ -1,1 +1,6 @@
-"""Files for other runtimes: ONNX, dense state dicts, packed programs."""
+"""Tickets for other programs: one file per target, found by name in `mptify.registry.export_targets`."""
+
+from mptify.export import dense, onnx, packed
+from mptify.export.target import Artifact, Exported, ExportTarget, export
+
+__all__ = ["Artifact", "ExportTarget", "Exported", "dense", "export", "onnx", "packed"]

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from mptify.errors import MptifyError
-from mptify.export.targets import to_onnx
+from mptify.export.onnx import to_onnx
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
 from mptify.runtime import load, pack, packed_layers

@@ -15,30 +15,37 @@ from torch.utils.data import IterableDataset, Subset
 
 from mptify.config import DataConfig
 from mptify.errors import BadData, first_line
-from mptify.training.data import Images, checked_pixels, require_classes, sizes
+from mptify.registry import data_sources
+from mptify.training.data import Images, as_images, checked_pixels, require_classes, sizes
 from mptify.training.images import plain, read_image
 
-__all__ = ["is_in_files", "load_data"]
+__all__ = ["from_files", "is_in_files", "load_data"]
 
 
 def load_data(config: DataConfig, *, only_val: bool = False) -> tuple[Images, Images]:
-    """Training and validation images; with `only_val`, a folder need not hold the former, and the latter stand for them."""
-    kind, _, place = config.source.partition(":")
-    if kind in _IN_MEMORY:
-        if config.size is not None:
-            raise BadData(f"{config.source}: data.size is for images from files; those in memory are taken as they are.")
-        train, val = _IN_MEMORY[kind](config, place)
-        if config.crop >= min(train.shape()[1:]):
-            raise BadData(f"data.crop={config.crop}: images of {sizes(train.shape())} can be shifted by fewer pixels than they have.")
-    elif kind in _IN_FILES:
-        if config.crop or config.flip:
-            raise BadData(
-                f"{config.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway."
-            )
-        found, classes, names = _IN_FILES[kind](config, place, ("val",) if only_val and not config.holdout else ("train", "val"))
-        train, val = _from_sets(found, classes, names, config)
-    else:
-        raise BadData(f"data.source={config.source!r}: there are {', '.join(_IN_MEMORY | _IN_FILES)}; for instance imagefolder:photos.")
+    """Training and validation images of the source that `config` names.
+
+    Args:
+        config: Source, sizes and augmentation.
+        only_val: Whether the training images may be missing; those for validation then stand for them.
+
+    Raises:
+        BadConfig: There is no such source.
+        BadData: The source has no such images, or they don't fit the settings.
+    """
+    name, _, place = config.source.partition(":")
+    source = data_sources[name]
+    in_files = is_in_files(config.source)
+    if in_files and (config.crop or config.flip):
+        raise BadData(
+            f"{config.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway."
+        )
+    if not in_files and config.size is not None:
+        raise BadData(f"{config.source}: data.size is for images from files; those in memory are taken as they are.")
+    train, val = source(config, place, ("val",) if only_val and not config.holdout else ("train", "val"))
+    train, val = as_images(train, config.source), as_images(val, config.source)
+    if not in_files and config.crop >= min(train.shape()[1:]):
+        raise BadData(f"data.crop={config.crop}: images of {sizes(train.shape())} can be shifted by fewer pixels than they have.")
     if config.holdout is not None:
         train, val = _held_out(train, val, config.holdout)
     train, val = _shortened(train, config.train_images), _shortened(val, config.val_images)
@@ -52,31 +59,39 @@ def load_data(config: DataConfig, *, only_val: bool = False) -> tuple[Images, Im
     return train, val
 
 
+def from_files(source: Any) -> Any:
+    """Mark a source whose images are read from files and cropped to `data.size`."""
+    source.from_files = True
+    return source
+
+
 def is_in_files(source: str) -> bool:
     """Whether such images are read from files, and cropped to a size that can be asked for."""
-    return source.partition(":")[0] in _IN_FILES
+    return getattr(data_sources[source.partition(":")[0]], "from_files", False)
 
 
-def _digits(config: DataConfig, place: str) -> tuple[Images, Images]:
+@data_sources.register("digits")
+def digits(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+    found = load_digits()
+    pixels = np.round(found.images * (255 / 16)).astype(np.uint8)[..., None]
     order = np.random.RandomState(0).permutation(len(pixels))
     held = order[: len(order) // 5]
     kept = order[len(order) // 5 :]
-    return _pair([(pixels[part], digits.target[part]) for part in (kept, held)], "digits", tuple(str(digit) for digit in range(10)))
+    return _pair([(pixels[part], found.target[part]) for part in (kept, held)], "digits", tuple(str(digit) for digit in range(10)))
 
 
-def _arrays(config: DataConfig, place: str) -> tuple[Images, Images]:
+@data_sources.register("arrays")
+def arrays(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
     path = Path(place)
     if not path.is_file():
         raise BadData(f"{config.source}: there is no file {place!r}.")
     keys = ("x_train", "y_train", "x_test", "y_test")
     try:
-        with path.open("rb") as file, np.load(file) as arrays:  # np.load would not close a file that it can't read
-            missing = [key for key in keys if key not in arrays]
-            found = [] if missing else [arrays[key] for key in keys]
+        with path.open("rb") as file, np.load(file) as loaded:  # np.load would not close a file that it can't read
+            missing = [key for key in keys if key not in loaded]
+            found = [] if missing else [loaded[key] for key in keys]
     except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise BadData(f"{place}: this is no .npz file of arrays.") from error
     if missing:
@@ -84,19 +99,21 @@ def _arrays(config: DataConfig, place: str) -> tuple[Images, Images]:
     return _pair([(found[0], found[1]), (found[2], found[3])], place)
 
 
-def _cifar(config: DataConfig, place: str) -> tuple[Images, Images]:
+@data_sources.register("cifar10")
+@data_sources.register("cifar100")
+def cifar(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
     import torchvision
 
     kind = config.source.partition(":")[0]
     maker = torchvision.datasets.CIFAR10 if kind == "cifar10" else torchvision.datasets.CIFAR100
     folder = place or "data"
     try:
-        splits = [maker(folder, train=train, download=False) for train in (True, False)]
+        found = [maker(folder, train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError):
         raise BadData(
             f"{config.source}: {folder!r} holds no {kind}; torchvision.datasets.{maker.__name__}({folder!r}, download=True) fetches it."
         ) from None
-    return _pair([(split.data, np.asarray(split.targets)) for split in splits], config.source, tuple(splits[0].classes))
+    return _pair([(split.data, np.asarray(split.targets)) for split in found], config.source, tuple(found[0].classes))
 
 
 def _pair(splits: list[tuple[np.ndarray, np.ndarray]], what: str, names: tuple[str, ...] = ()) -> tuple[Images, Images]:
@@ -149,8 +166,11 @@ def _transforms(size: int) -> dict[str, Any]:
     }
 
 
-def _folders(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
-    """A data set per split, how many classes they have, and the names of these if known."""
+@data_sources.register("imagefolder")
+@data_sources.register("imagenet")
+@from_files
+def image_folder(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
+    """A folder of images for each class."""
     from mptify.training.folders import Folder
 
     root = Path(place)
@@ -172,7 +192,7 @@ def _folders(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[l
         found.append(files)
     _require_same_classes(place, [files.classes for files in found])
     _check_files([path for files in found for path, _ in files.samples])
-    return found, len(found[0].classes), tuple(found[0].classes)
+    return _from_sets(found, len(found[0].classes), tuple(found[0].classes), config)
 
 
 def _require_same_classes(what: str, splits: list[Any]) -> None:
@@ -209,8 +229,10 @@ _MOST_NAMED = 10
 _TIMM_FOLDERS = ("folder", "imagefolder", "image_folder", "imagenet")
 
 
-def _timm(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[list[Any], int, tuple[str, ...]]:
-    """A data set per split, how many classes they have, and the names of these if known."""
+@data_sources.register("timm")
+@from_files
+def timm_dataset(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
+    """A data set that timm opens."""
     import timm.data
 
     from mptify.training.folders import ReaderFiles
@@ -236,7 +258,7 @@ def _timm(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[list
         found.append(files)
     _check_files([path for files in found for path in getattr(files, "paths", ())])
     names = _names_of(found, config)
-    return found, len(names) or _classes_of(found, config), names
+    return _from_sets(found, len(names) or _classes_of(found, config), names, config)
 
 
 def _names_of(found: list[Any], config: DataConfig) -> tuple[str, ...]:
@@ -263,7 +285,3 @@ def _from_sets(found: list[Any], classes: int, names: tuple[str, ...], config: D
     }  # fmt: skip
     train, val = (Images(labels=None, classes=classes, files=files, **shared) for files in (found[0], found[-1]))
     return train, val
-
-
-_IN_MEMORY: dict[str, Any] = {"digits": _digits, "arrays": _arrays, "cifar10": _cifar, "cifar100": _cifar}
-_IN_FILES: dict[str, Any] = {"imagefolder": _folders, "imagenet": _folders, "timm": _timm}

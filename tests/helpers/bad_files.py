@@ -10,7 +10,7 @@ from torch import nn
 
 import mptify
 from mptify.config import make_recipe
-from mptify.export import targets
+from mptify.export import export
 from mptify.models import conv2
 from mptify.recipe_files import to_yaml
 from mptify.runtime.library import library
@@ -61,7 +61,7 @@ def make_files(folder):
     (folder / "text.ticket").write_text("hello")
     (folder / "empty.ticket").write_bytes(b"")
     if library is not None:
-        targets.export(folder / "binary.ticket", "packed", folder / "good.packed")
+        export(folder / "binary.ticket", "packed", folder / "good.packed")
         packed = (folder / "good.packed").read_bytes()
         (folder / "cut.packed").write_bytes(packed[:-100])
     (folder / "folder").mkdir()

@@ -1,8 +1,10 @@
 """A package of somebody else's: it registers one toy variant of each kind, and mptify does not know it."""
 
 import numpy as np
+import torch
 
-from mptify.registry import init_schemes
+from mptify.export import Artifact, ExportTarget
+from mptify.registry import data_sources, export_targets, init_schemes
 
 
 @init_schemes.register("toy_uniform")
@@ -10,3 +12,27 @@ def toy_uniform(draw):
     """Magnitudes between half of the standard deviation and one and a half times it."""
     steps = draw.words(draw.count) >> np.uint64(40)  # 24 bits
     return (0.5 + steps.astype(np.float64) / 2**24) * draw.deviation
+
+
+@data_sources.register("toy_stripes")
+def toy_stripes(config, place, splits):
+    """Two classes of grey images: stripes along rows, and along columns; `place` says how many."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 60, (int(place or 40), 8, 8, 1), np.uint8), np.arange(int(place or 40)) % 2
+    images[labels == 0, ::2] += 150
+    images[labels == 1, :, ::2] += 150
+    return (images, labels), (images, labels)
+
+
+@export_targets.register("toy_state")
+class ToyState(ExportTarget):
+    """The state dict of the ticket model, as torch.save writes it."""
+
+    suffix = ".toy"
+
+    def make(self, ticket, model, images):
+        import io
+
+        buffer = io.BytesIO()
+        torch.save(model.state_dict(), buffer)
+        return Artifact(buffer.getvalue(), model)

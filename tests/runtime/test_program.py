@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 import mptify
 from mptify.errors import MptifyError
-from mptify.export import targets
+from mptify.export import export
 from mptify.models import registry, resnet18_cifar
 from mptify.runtime import compiler, loading, packed_layers
 from mptify.runtime.bitsliced import BitslicedConv
@@ -438,7 +438,7 @@ def test_a_detectors_file_becomes_a_program(tmp_path):
         for ours, theirs in zip(flat(program(x)), flat(mptify.load(tmp_path / "a.ticket")(x)), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     with pytest.raises(MptifyError, match="does not take one image at a time"):
-        targets.export(tmp_path / "a.ticket", "packed", tmp_path / "a.packed")
+        export(tmp_path / "a.ticket", "packed", tmp_path / "a.packed")
 
 
 def test_what_cannot_be_packed_is_told():

@@ -59,8 +59,10 @@ def test_real_shortcuts_take_signs_on_the_branches_only(resnet18):
     assert len(edits.signs) == 9
     graph = mptify.transform(resnet18, bits="1/1", residual="real").graph
     adds = [node for node in graph.nodes if node.name.startswith("add")]
-    assert adds[1] in adds[2].all_input_nodes or any("bn" in one.name for one in adds[2].all_input_nodes)
-    assert adds[0] in adds[1].all_input_nodes  # the second block adds to the first block's real sum
+    for before, add in zip(adds[::2], adds[1::2], strict=True):  # a stage's second block adds to the first block's real sum
+        assert before in add.all_input_nodes
+    for stage, add in enumerate(adds[2::2], 2):  # its first block adds to the downsampled sum of the stage before
+        assert f"layer{stage}.0.downsample.1" in [node.target for node in add.all_input_nodes]
 
 
 @pytest.mark.parametrize(("name", "order"), [("vgg11", ["0", "2", "1_norm", "1_sign"]), ("vgg11_bn", ["0", "3", "1", "2_sign"])])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import mptify
 from mptify.cli import app
 from mptify.errors import DamagedTicket, MptifyError, TicketMismatch
-from mptify.export import targets
+from mptify.export import export
 from mptify.models import registry
 from mptify.runtime import packed_file as packed_files
 from mptify.runtime import packed_layers
@@ -39,7 +39,7 @@ def packed_file(name, folder, **settings):
         ticketed(x)
     notes = {"labels": list("abcdefg"), "input": {"shape": list(x.shape[1:]), "mean": [0.5] * 3, "std": [0.25] * 3}}
     mptify.save(ticketed.eval(), folder / "a.ticket", name, arguments={"num_classes": 7}, notes=notes)
-    targets.export(folder / "a.ticket", "packed", folder / "a.packed")
+    export(folder / "a.ticket", "packed", folder / "a.packed")
     return folder / "a.packed", x[:2]
 
 
@@ -210,7 +210,7 @@ def test_wrong_uses_are_told(conv2, tmp_path):
         packed_files.open_packed(tmp_path / "none")
     mptify.save(mptify.transform(registry.build(registry.resolve("mptify:conv2")), bits="1/32"), tmp_path / "b.ticket", "mptify:conv2")
     with pytest.raises(MptifyError, match="are for 1/1 tickets"):
-        targets.export(tmp_path / "b.ticket", "packed", tmp_path / "b.packed")
+        export(tmp_path / "b.ticket", "packed", tmp_path / "b.packed")
     assert not (tmp_path / "b.packed").exists()
 
 

@@ -290,7 +290,7 @@ def test_a_bad_folder_is_told_before_the_first_step(folder, damage, words):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("mnist", "there are digits, arrays"),
+        ("mnist", "There is no data source 'mnist'; there are arrays, cifar10"),
         ("arrays:none.npz", "there is no file 'none.npz'"),
         ("imagefolder:nowhere", "there is no folder 'nowhere'"),
         ("imagefolder", "which folder? Write imagefolder:FOLDER"),
