@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def hooks():
-    config = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
-    module = importlib.util.module_from_spec(config)
-    config.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -32,7 +32,7 @@ def test_every_command_and_option_is_in_the_reference(hooks):
     assert "| `--set KEY=VALUE` | Change a setting: lr=0.05, ticket.prune=0.9. May be repeated. |" in page
     assert "| `--baseline/--no-baseline` |" in page
     assert "| `--resume` |" in page
-    assert "| `--prune NUMBER` | The fraction of weights removed, at least 0 and below 1. | `0.5` |" in page
+    assert "| `--prune NUMBER` | The fraction of weights removed (the paper's P), at least 0 and below 1. | `0.8` |" in page
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -33,7 +33,7 @@ def page() -> str:
 def _section(title: str, prefix: str, model: type[BaseModel], left_out: tuple[str, ...]) -> str:
     values = model.model_validate({}).model_dump(mode="json")
     rows = [
-        f"| `{prefix}{name}` | `{_plain(values[name])}` | {field.description} |"
+        f"| `{prefix}{name}` | `{_plain(values[name])}` | {(field.description or '').replace('|', chr(92) + '|')} |"
         for name, field in model.model_fields.items()
         if name not in left_out
     ]

@@ -12,7 +12,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 from mptify.config import DataConfig
-from mptify.errors import BadData
+from mptify.errors import BadConfig, BadData
 from mptify.training.data import as_images, as_pair, batches_of, evaluation_batches, training_batches
 from mptify.training.sources import load_data
 
@@ -300,7 +300,7 @@ def test_a_bad_folder_is_told_before_the_first_step(folder, damage, words):
 )
 def test_a_source_that_is_not_there_is_told_in_one_sentence(source, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadData) as caught:
+    with pytest.raises((BadData, BadConfig)) as caught:
         load_data(config(source=source))
     assert words in str(caught.value)
 
