@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mptify import models
 from mptify.errors import BadConfig, UnknownModel, first_line
 
-__all__ = ["Entry", "all_entries", "build", "example_inputs", "hub_task", "resolve", "tensors_in", "training_loss"]
+__all__ = ["Architecture", "Entry", "all_entries", "build", "example_inputs", "hub_task", "resolve", "tensors_in", "training_loss"]
 
 _SOURCES = ("torchvision", "timm", "mptify")
 
@@ -50,6 +50,18 @@ def _names(source: str) -> tuple[str, ...]:
 def all_entries() -> list[Entry]:
     """Every model of torchvision and of timm."""
     return [Entry(source, name) for source in ("torchvision", "timm") for name in _names(source)]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to build the dense network: the registry that knows it, its name there, and arguments of its builder."""
+
+    source: str
+    name: str
+    arguments: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.name}"
 
 
 def resolve(text: str) -> Entry:

@@ -6,7 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from mptify.config import make_config
+from mptify.config import TicketConfig, make_config
+from mptify.errors import BadConfig
+from mptify.models import registry
+from mptify.models.init_mode import InitMode
+from mptify.models.registry import Architecture
 from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.surgery.layer_registry import Handler, register
 from mptify.surgery.plan import Plan
@@ -17,21 +21,61 @@ from mptify.surgery.trace import trace
 __all__ = ["Handler", "Plan", "plan", "register", "ticket_layers", "transform", "with_norms"]
 
 
-def transform(model: nn.Module, **settings: Any) -> nn.Module:
-    """The ticket model of `model`: a new module; the one passed in stays as it is, train/eval modes included.
+def transform(
+    model: nn.Module | str,
+    *,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    input_size: int | None = None,
+    **settings: Any,
+) -> nn.Module:
+    """Make the ticket model of a network: a new module. The one passed in stays as it is, train/eval modes included.
 
-    The keywords are the fields of [`TicketConfig`][mptify.TicketConfig]: `bits="1/32"`, `prune=0.5`, ...
+    Args:
+        model: A network, or the name of one: `"resnet18"`, `"timm:vit_tiny_patch16_224"`, `"mptify:conv4"`. A name is
+            remembered, so that `mptify.save` and `mptify.load` need no more.
+        num_classes: Classes of a named network; likewise its `in_chans` and `input_size`.
+        in_chans: Channels of its images.
+        input_size: Pixels of its square images.
+        **settings: The fields of [`TicketConfig`][mptify.TicketConfig]: `bits="1/32"`, `prune=0.8`, ...
 
-        ticketed = mptify.transform(torchvision.models.resnet18(), bits="1/1", prune=0.75)
+    Returns:
+        The ticket model.
+
+    Raises:
+        BadConfig: A setting means nothing.
+        UnknownModel: No registry knows the name.
+        NothingToConvert: The network has no weight that a ticket could cover.
+        LeftDense: With `strict=True`, a weight could not be converted.
+
+    Example:
+        ticketed = mptify.transform("resnet18", bits="1/1", prune=0.75)
+        mptify.save(ticketed, "resnet18.ticket")
     """
     config = make_config(settings)
-    traced = trace(model)
-    return rewrite(traced, make_plan(traced, config))
+    sizes = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
+    network, architecture = _network(model, {name: size for name, size in sizes.items() if size is not None}, config)
+    traced = trace(network)
+    made = make_plan(traced, config)
+    made.architecture = architecture
+    return rewrite(traced, made)
 
 
-def plan(model: nn.Module, **settings: Any) -> Plan:
+def plan(model: nn.Module | str, **settings: Any) -> Plan:
     """Look before cutting: what [`transform`][mptify.transform] would do with the same arguments, as plain data."""
-    return make_plan(trace(model), make_config(settings))
+    config = make_config(settings)
+    return make_plan(trace(_network(model, {}, config)[0]), config)
+
+
+def _network(model: nn.Module | str, sizes: dict[str, int], config: TicketConfig) -> tuple[nn.Module, Architecture | None]:
+    """The network of a name, with weights drawn from the config's seed; or the network that was given."""
+    if isinstance(model, str):
+        entry = registry.resolve(model)
+        with InitMode("drawn", config.seed):
+            return registry.build(entry, **sizes), Architecture(entry.source, entry.name, sizes)
+    if sizes:
+        raise BadConfig(f"{next(iter(sizes))}: is for a network that is built by its name; build yours with it.")
+    return model, None
 
 
 def with_norms(model: nn.Module) -> nn.Module:

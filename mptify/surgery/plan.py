@@ -8,6 +8,7 @@ from torch import nn
 
 from mptify.config import TicketConfig
 from mptify.errors import MptifyError
+from mptify.models.registry import Architecture
 
 __all__ = ["LeftLayer", "NormBefore", "Plan", "PlannedLayer", "RegionEdits", "plan_of"]
 
@@ -87,6 +88,7 @@ class Plan:
     late_signs: list[str]
     tables: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters that values are not multiplied with: positions, tokens
     dropped: tuple[str, ...] = ()  # parameters of activations that signs take the place of
+    architecture: Architecture | None = None  # the name that the network was built by, if it was
     held: tuple[str, ...] = ()  # parameters that the caller had frozen: where no ticket covers them, they stay so
 
     @property

@@ -16,6 +16,7 @@ import safetensors.numpy
 
 from mptify.config import TicketConfig, make_config
 from mptify.errors import BadConfig, DamagedTicket
+from mptify.models.registry import Architecture
 from mptify.nn import init
 from mptify.ticket import masks
 
@@ -36,18 +37,6 @@ SECTIONS = {
 }
 _KEYS = {"version", "spec", "architecture", "dtype", "layers", "floats", "float_bytes", "constants", "notes", "sha256"}
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How to build the dense network: the registry that knows it, its name there, and arguments of its builder."""
-
-    source: str
-    name: str
-    arguments: dict[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"{self.source}:{self.name}"
 
 
 class _Bits:

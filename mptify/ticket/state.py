@@ -75,8 +75,9 @@ def _require_whole(model: nn.Module) -> None:
     """Raise unless each layer of the plan is there: packed programs have kernels instead, and code may have replaced some."""
     lost = sorted({layer.name for layer in plan_of(model).layers} - set(ticket_layers(model)))
     if lost:
+        more = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
         raise MptifyError(
-            f"{lost[0]} and {len(lost) - 1} more of this model's ticket layers are gone, so there is no whole ticket to save; "
+            f"The model has lost the ticket layer {lost[0]}{more}, so there is no whole ticket to save; "
             "save the ticket model that a packed program was made from, or transform the network after changing its layers."
         )
 
@@ -230,19 +231,47 @@ def save(
     float16: bool = False,
     notes: dict[str, Any] | None = None,
 ) -> Ticket:
-    """Write a ticket model's ticket to a file, and return it.
+    """Write a ticket model's ticket to a file.
 
-    `architecture` names the dense network (`"timm:resnet18"`) and lets `load` build it; `arguments` are those of `num_classes`,
-    `in_chans` and `input_size` that it was built with. One built with other arguments is saved without a name.
-    `standalone`, `float16` and `notes` are those of `ticket_of`.
+    Args:
+        model: A ticket model, or one inside DataParallel, DistributedDataParallel or a Lightning module.
+        path: The file.
+        architecture: The name of the dense network, such as `"timm:resnet18"`, by which `load` builds it. By default
+            the name that `transform` was given, if it was given one and the model is still that network.
+        arguments: Those of `num_classes`, `in_chans` and `input_size` that the network was built with. One built with
+            other arguments is saved without a name.
+        standalone: Whether to store the survivors' signs too, so that no seed is needed.
+        float16: Whether to store other floats in 16 bits, at a loss.
+        notes: What else to write into the file, as values that JSON knows.
+
+    Returns:
+        The ticket that was written.
+
+    Raises:
+        TicketMismatch: The network of that name is not the model's.
+
+    Example:
+        mptify.save(mptify.transform("resnet18", prune=0.8), "resnet18.ticket")
     """
     path = as_path(path)
-    built = None if architecture is None else architecture_named(architecture, arguments)
+    built = _remembered(model) if architecture is None else architecture_named(architecture, arguments)
     ticket = ticket_of(model, architecture=built, standalone=standalone, float16=float16, notes=notes)
-    if built is not None:
+    if architecture is not None and built is not None:
         require_fit(_unwrapped(model), built)
     write(ticket, path)
     return ticket
+
+
+def _remembered(model: nn.Module) -> Architecture | None:
+    """The architecture that `transform` built, unless the model has become another network since."""
+    whole = _unwrapped(model)
+    built = getattr(getattr(whole, "ticket_plan", None), "architecture", None)
+    try:
+        if built is not None:
+            require_fit(whole, built)
+        return built
+    except TicketMismatch:
+        return None
 
 
 def read(path: str | Path) -> Ticket:
