@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mptify.errors import BadConfig
-from mptify.registry import init_schemes
+from mptify.registry import init_schemes, scopes
 
 __all__ = [
     "DataConfig",
@@ -40,6 +40,11 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Kind = Literal["scores", "norm", "bias", "other", "dense"]
 
 
+def _known_scope(name: str) -> str:
+    scopes[name]
+    return name
+
+
 def _known_init(name: str) -> str:
     if name != "keep":
         init_schemes[name]
@@ -59,7 +64,9 @@ class TicketConfig(BaseModel):
         default_factory=dict,
         description="Other fractions for the layers that a pattern matches; later patterns win.",
     )
-    scope: Literal["layer", "global"] = Field("layer", description="Prune each layer by its share, or all by one threshold.")
+    scope: Annotated[str, AfterValidator(_known_scope)] = Field(
+        "layer", description="Prune each layer by its share (layer), all by one threshold (global), or as a registered scope does."
+    )
     floor: Fraction = Field(0.01, description="With scope=global: the share of its weights that every layer keeps at least.")
     score_grad: Literal["biprop", "alpha"] = Field("biprop", description="Scale of the scores' gradient: |W|, or the gain.")
     init: Annotated[str, AfterValidator(_known_init)] = Field(
@@ -264,8 +271,8 @@ def check_config(config: TicketConfig) -> TicketConfig:
     """What no single setting can know of the others."""
     if config.bn == "insert" and config.activation_bits == 1:
         raise BadConfig(f"bn='insert' is for 32-bit activations; with bits={config.bits!r} every sign has its BatchNorm: set bn='keep'.")
-    if config.prune_overrides and config.scope == "global":
-        raise BadConfig("prune_overrides are for scope='layer'; with scope='global' one threshold decides for all layers.")
+    if config.prune_overrides and config.scope != "layer":
+        raise BadConfig(f"prune_overrides are for scope='layer'; with scope={config.scope!r} all layers share one budget.")
     return config
 
 

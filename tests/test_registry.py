@@ -102,3 +102,23 @@ def test_unknown_sources_and_targets_are_told_with_the_known_ones(command, words
     result = run(*command)
     assert isinstance(result.exception, BadConfig)
     assert re.search(words, str(result.exception))
+
+
+# -- pruning scopes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_scope_from_outside_decides_what_survives(tmp_path):
+    """In Python, in a file, and on the command line."""
+    ticketed = mptify.transform("mptify:conv2", scope="toy_first", prune=0.9, floor=0.05)
+    layers = list(mptify.ticket_layers(ticketed).values())
+    assert layers[-1].kept == 128
+    assert [layer.mask.all().item() for layer in layers[:2]] == [True, True]
+    assert sum(layer.kept for layer in layers) == 430_099
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(mptify.load(tmp_path / "a.ticket")(x), ticketed.eval()(x))
+    options = ("convert", "mptify:conv2", "--scope", "toy_first", "--prune", "0.9", "--floor", "0.05")
+    works("--plugin", plugin.__name__, *options, "--out", tmp_path / "b.ticket")
+    assert mptify.read(tmp_path / "b.ticket").digest == mptify.read(tmp_path / "a.ticket").digest
+    with pytest.raises(BadConfig, match=r"There is no pruning scope 'gobal'; .* Did you mean 'global'"):
+        mptify.transform("mptify:conv2", scope="gobal")

@@ -26,7 +26,7 @@ from mptify.nn.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, T
 from mptify.nn.scopes import SharedThreshold
 
 __all__ = [
-    "ChannelBatchNorm", "ScalarBatchNorm", "SharedThreshold", "Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d",
+    "ChannelBatchNorm", "ScalarBatchNorm", "Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d",
     "TicketConvTranspose1d", "TicketConvTranspose2d", "TicketConvTranspose3d", "TicketLinear", "TicketParameter", "Ticketed",
     "TokenBatchNorm", "ticket_class",
 ]  # fmt: skip
@@ -227,14 +227,15 @@ class Ticketed(Bare):
         if self.threshold is not None:
             self.threshold.refresh_()
             return
-        if not self._is_fresh():
+        if not self.is_fresh():
             with torch.inference_mode(False):
                 settings: Any = {"weight_bits": self.weight_bits, "scaled": not self.gain_outside}
                 if self._chosen is not None:
                     settings |= {"into": self._chosen.weight.detach(), "hint": self._chosen.hint}
                 self._settle(functional.choose(self.scores, self.frozen, self.kept, **settings))
 
-    def _is_fresh(self) -> bool:
+    def is_fresh(self) -> bool:
+        """Whether the mask belongs to the scores as they are now."""
         if self._seen is None or self._chosen is None or self.scores.is_inference():
             return False
         return self._seen[0]() is self.scores and self._seen[1:] == (self._chosen.weight._version, *self._state())

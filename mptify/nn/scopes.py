@@ -1,4 +1,4 @@
-"""One ranking over many layers, for `scope="global"`."""
+"""Pruning scopes: which layers share a budget of survivors. A scope is registered by the name that `scope=` takes."""
 
 from __future__ import annotations
 
@@ -6,53 +6,91 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mptify.nn import functional
+from mptify.registry import scopes
 
-__all__ = ["SharedThreshold"]
+__all__ = ["GlobalThreshold", "SharedThreshold", "per_layer"]
+
+
+@scopes.register("layer")
+def per_layer(layers: list[Any], prune: float, floor: float) -> None:
+    """Each layer keeps its own share (the paper's scope): layers share nothing."""
 
 
 class SharedThreshold:
-    """`scope="global"`: the layers' masks come from one ranking over all of them.
+    """Base class of scopes whose layers' masks come from all of their scores together.
 
-    Each layer first keeps its share `floor` of largest |score| (one weight at least), so that none dies; the rest of
-    the budget goes to the largest |score| of all. Ties go to the earlier layer, then to the lower flat index.
+    A subclass implements `select`. Layers that share their scores count once.
+
+    Args:
+        layers: The ticket layers, in the order of the network.
+        prune: The fraction of all their weights that is removed.
+        floor: The share of its weights that every layer keeps at least (one weight at the least).
     """
 
-    def __init__(self, layers: list, prune: float, floor: float):
+    def __init__(self, layers: list[Any], prune: float, floor: float):
         self.layers = layers
         self.floor = floor
         self.set_prune_(prune)
         for layer in layers:
             layer.threshold = self
 
+    def select(self, scores: list[Tensor], kept: int) -> list[Tensor]:
+        """Choose the survivors.
+
+        Args:
+            scores: The scores of each layer.
+            kept: How many weights of all layers survive.
+
+        Returns:
+            A boolean mask for each layer, in the shape of its scores, on their device.
+        """
+        raise NotImplementedError
+
+    def floor_of(self, count: int) -> int:
+        """How many weights a layer of `count` weights keeps at least."""
+        return max(1, math.ceil(count * self.floor))
+
     def set_prune_(self, prune: float) -> None:
         """Remove another fraction from now on."""
-        floors = sum(self._floor_of(layer) for layer in self._owners())
-        self.kept = max(functional.kept_count(sum(layer.count for layer in self._owners()), prune), floors)
+        counts = [layer.count for layer in self._owners()]
+        self.kept = max(functional.kept_count(sum(counts), prune), sum(map(self.floor_of, counts)))
 
-    def _owners(self) -> list:
+    @torch.inference_mode(False)
+    def refresh_(self) -> None:
+        """Select again if the scores of any layer have changed."""
+        if all(layer.is_fresh() for layer in self.layers):
+            return
+        owners = self._owners()
+        masks = self.select([layer.scores.detach() for layer in owners], self.kept)
+        by_scores = dict(zip((id(layer.scores) for layer in owners), masks, strict=True))
+        for layer in self.layers:
+            layer.take_mask_(by_scores[id(layer.scores)])
+
+    def _owners(self) -> list[Any]:
         """The layers without those whose scores are another's."""
-        owners: dict = {}
+        owners: dict[int, Any] = {}
         for layer in self.layers:
             owners.setdefault(id(layer.scores), layer)
         return list(owners.values())
 
-    def _floor_of(self, layer: Any) -> int:
-        return max(1, math.ceil(layer.count * self.floor))
 
-    @torch.inference_mode(False)
-    def refresh_(self) -> None:
-        """Rank again if the scores of any layer changed since the last time."""
-        if all(layer._is_fresh() for layer in self.layers):
-            return
+@scopes.register("global")
+class GlobalThreshold(SharedThreshold):
+    """One ranking over all layers.
+
+    Each layer first keeps its `floor` of largest |score|, so that none dies. The rest of the budget goes to the largest
+    |score| of all; ties go to the earlier layer, then to the lower flat index.
+    """
+
+    def select(self, scores: list[Tensor], kept: int) -> list[Tensor]:
         ranked = []
-        for layer in self._owners():
-            magnitudes = layer.scores.detach().abs().contiguous().view(-1)
-            safe = functional.select_mask(magnitudes, self._floor_of(layer))
-            ranked.append(magnitudes.nan_to_num(torch.inf, torch.inf).masked_fill(safe, torch.nan).to(self.layers[0].scores.device))
-        mask = functional.select_mask(torch.cat(ranked), self.kept)
-        parts = dict(zip((id(layer.scores) for layer in self._owners()), mask.split([len(r) for r in ranked]), strict=True))
-        for layer in self.layers:
-            own = parts[id(layer.scores)].view(layer.scores.shape).to(layer.scores.device)
-            layer.take_mask_(own)
+        for values in scores:
+            magnitudes = values.abs().contiguous().view(-1)
+            safe = functional.select_mask(magnitudes, self.floor_of(values.numel()))
+            ranked.append(magnitudes.nan_to_num(torch.inf, torch.inf).masked_fill(safe, torch.nan).to(scores[0].device))
+        mask = functional.select_mask(torch.cat(ranked), kept)
+        parts = mask.split([len(values) for values in ranked])
+        return [part.view(values.shape).to(values.device) for part, values in zip(parts, scores, strict=True)]

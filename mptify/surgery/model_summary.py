@@ -71,7 +71,7 @@ def summary(model: nn.Module) -> Summary:
     for planned in plan.layers:
         layer = live[planned.name]
         gain = None if layer.frozen.is_meta else round(float(layer.gain), 6)
-        kept = layer.mask.sum().item() if plan.config.scope == "global" and not layer.frozen.is_meta else layer.kept
+        kept = layer.mask.sum().item() if layer.threshold is not None and not layer.frozen.is_meta else layer.kept
         layers.append(
             LayerSummary(
                 name=planned.name,

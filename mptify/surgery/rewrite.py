@@ -9,7 +9,7 @@ from torch import nn
 
 from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.nn.norms import Binarize, Sign
-from mptify.nn.scopes import SharedThreshold
+from mptify.registry import scopes
 from mptify.surgery import layer_registry
 from mptify.surgery.attention import TicketMultiheadAttention
 from mptify.surgery.classifier import reset_classifier_
@@ -49,8 +49,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
                 child.train(part.training)
     if config.init != "keep":
         reset_norms_(model)
-    if config.scope == "global":
-        SharedThreshold(list(layers.values()), config.prune, config.floor)
+    scopes[config.scope](list(layers.values()), config.prune, config.floor)
     let_train_(model, plan)
     model.ticket_plan = plan
     if isinstance(model, TicketGraph):

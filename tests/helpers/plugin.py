@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from mptify.export import Artifact, ExportTarget
-from mptify.registry import data_sources, export_targets, init_schemes
+from mptify.nn.scopes import SharedThreshold
+from mptify.registry import data_sources, export_targets, init_schemes, scopes
 
 
 @init_schemes.register("toy_uniform")
@@ -36,3 +37,17 @@ class ToyState(ExportTarget):
         buffer = io.BytesIO()
         torch.save(model.state_dict(), buffer)
         return Artifact(buffer.getvalue(), model)
+
+
+@scopes.register("toy_first")
+class ToyFirst(SharedThreshold):
+    """The last layer keeps its floor, and the others share what is left, the earliest weights first."""
+
+    def select(self, scores, kept):
+        masks = [torch.zeros(values.numel(), dtype=torch.bool) for values in scores]
+        masks[-1][: self.floor_of(len(masks[-1]))] = True
+        left = kept - int(masks[-1].sum())
+        for mask in masks[:-1]:
+            mask[:left] = True
+            left -= int(mask.sum())
+        return [mask.view(values.shape) for mask, values in zip(masks, scores)]
