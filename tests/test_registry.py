@@ -122,3 +122,9 @@ def test_a_scope_from_outside_decides_what_survives(tmp_path):
     assert mptify.read(tmp_path / "b.ticket").digest == mptify.read(tmp_path / "a.ticket").digest
     with pytest.raises(BadConfig, match=r"There is no pruning scope 'gobal'; .* Did you mean 'global'"):
         mptify.transform("mptify:conv2", scope="gobal")
+
+
+def test_a_scope_that_leaves_a_layer_empty_is_refused(monkeypatch):
+    monkeypatch.setattr(plugin.ToyFirst, "select", lambda self, scores, kept: [values > 1e9 for values in scores])
+    with pytest.raises(mptify.MptifyError, match=r"features.0: ToyFirst.select has to return a boolean mask .* at least one survivor"):
+        mptify.transform("mptify:conv2", scope="toy_first")(torch.randn(1, 3, 32, 32))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mptify.errors import MptifyError
 from mptify.nn import functional
 from mptify.registry import scopes
 
@@ -65,6 +66,10 @@ class SharedThreshold:
             return
         owners = self._owners()
         masks = self.select([layer.scores.detach() for layer in owners], self.kept)
+        for layer, mask in zip(owners, masks, strict=True):
+            if mask.shape != layer.scores.shape or mask.dtype != torch.bool or not (mask.is_meta or mask.any()):
+                what = f"a boolean mask of shape {tuple(layer.scores.shape)} with at least one survivor"
+                raise MptifyError(f"{layer.ticket_name}: {type(self).__name__}.select has to return {what}.")
         by_scores = dict(zip((id(layer.scores) for layer in owners), masks, strict=True))
         for layer in self.layers:
             layer.take_mask_(by_scores[id(layer.scores)])

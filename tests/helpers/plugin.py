@@ -41,13 +41,13 @@ class ToyState(ExportTarget):
 
 @scopes.register("toy_first")
 class ToyFirst(SharedThreshold):
-    """The last layer keeps its floor, and the others share what is left, the earliest weights first."""
+    """Each layer keeps its floor, the first weights of it; and the earliest layers take what is left."""
 
     def select(self, scores, kept):
-        masks = [torch.zeros(values.numel(), dtype=torch.bool) for values in scores]
-        masks[-1][: self.floor_of(len(masks[-1]))] = True
-        left = kept - int(masks[-1].sum())
-        for mask in masks[:-1]:
-            mask[:left] = True
-            left -= int(mask.sum())
-        return [mask.view(values.shape) for mask, values in zip(masks, scores)]
+        floors = [self.floor_of(values.numel()) for values in scores]
+        left, masks = kept - sum(floors), []
+        for floor, values in zip(floors, scores):
+            own = min(values.numel(), floor + left)
+            left -= own - floor
+            masks.append((torch.arange(values.numel()) < own).view(values.shape))
+        return masks
