@@ -1,9 +1,11 @@
 """Variants from outside the package, used by name from end to end."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +42,22 @@ def test_a_plugin_that_cannot_be_imported_is_an_error_of_one_sentence():
     result = run("--plugin", "no_such_module", "recipes")
     assert result.exit_code != 0
     assert "no_such_module" in str(result.exception)
+
+
+def test_an_installed_package_is_found_by_its_entry_point(tmp_path):
+    """In a process of its own: nobody imports the package, and its scheme is known by name."""
+    (tmp_path / "outside.py").write_text(Path(plugin.__file__).read_text())
+    (tmp_path / "outside-1.0.dist-info").mkdir()
+    (tmp_path / "outside-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (tmp_path / "outside-1.0.dist-info/entry_points.txt").write_text("[mptify.plugins]\nanything = outside\n")
+    command = [sys.executable, "-m", "mptify", "convert", "mptify:conv2", "--init", "toy_uniform"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert found.returncode == 0, found.stderr
+    (tmp_path / "outside.py").write_text("import no_such_module")
+    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert found.returncode == 1
+    assert "The plugin 'outside' can't be imported (No module named 'no_such_module')." in found.stderr
 
 
 # -- init schemes ------------------------------------------------------------------------------------------------------
