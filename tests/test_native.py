@@ -18,9 +18,9 @@ compiled = pytest.mark.skipif(native.library is None, reason="no C++ compiler wa
 
 
 def slow_choice(scores, weight, kept):
-    """Indices of the survivors: by falling magnitude, then by rising index; a NaN is larger than everything."""
-    keys = [(-math.inf if math.isnan(s) else -abs(float(s)), i) for i, s in enumerate(scores)]
-    return [i for _, i in sorted(keys)][:kept]
+    """Indices of the survivors: by falling magnitude, then by rising index; a NaN is larger than infinity, too."""
+    magnitudes = torch.as_tensor(scores, dtype=torch.float32).view(torch.int32) & 0x7FFFFFFF  # whose order is that of the floats
+    return sorted(range(len(scores)), key=lambda i: (-int(magnitudes[i]), i))[:kept]
 
 
 def choice(scores, weight, kept, kind=False, hint=native.NO_HINT):
