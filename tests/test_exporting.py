@@ -78,7 +78,7 @@ def test_what_can_not_be_exported_is_told_and_nothing_is_written(tmp_path, monke
     signs = ticket_file("mptify:conv2", "1/1", tmp_path / "a.ticket")
     with pytest.raises(MptifyError, match="has signs where its dense network has activations"):
         export(signs, "dense", out)
-    with pytest.raises(MptifyError, match="There is no export target 'foo'; there are dense, onnx, packed"):
+    with pytest.raises(MptifyError, match=r"There is no export target 'foo'; there are dense, .*onnx, packed"):
         export(signs, "foo", out)
     norms = ticket_file("mptify:conv2", "1/32", tmp_path / "b.ticket", bn="insert")
     with pytest.raises(MptifyError, match="a norm that the dense one lacks"):
