@@ -62,7 +62,8 @@ class Registry(Generic[Variant]):
         Raises:
             BadConfig: No package has registered it; the error lists the known names.
         """
-        self._import_home()
+        if name not in self._variants:
+            self._import_home()
         if name not in self._variants:
             _import_plugins()
         if name not in self._variants:

@@ -28,5 +28,5 @@ with tempfile.TemporaryDirectory() as folder:
     mptify.swap_(loaded, other)  # another ticket, in the same memory
     print(mptify.read(path) == other)
 
-    deck = mptify.Ensemble(loaded, [mptify.read(path), other]).eval()  # deals them one after the other, and averages their predictions
-    print(tuple(deck(images).shape))
+    ensemble = mptify.Ensemble(loaded, [mptify.read(path), other]).eval()  # deals them one after the other, and averages their predictions
+    print(tuple(ensemble(images).shape))

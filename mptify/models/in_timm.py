@@ -38,9 +38,9 @@ def _expected(builder: Builder) -> dict[str, Any]:
 def _entrypoint(name: str, builder: Builder) -> Builder:
     def create(pretrained: bool = False, **settings: Any) -> nn.Module:
         if pretrained:
-            raise BadConfig(f"{name}: there are no pretrained weights of this network; leave pretrained=True away.")
+            raise BadConfig(f"{name}: there are no pretrained weights of this network; omit pretrained=True.")
         if settings.get("features_only"):
-            raise BadConfig(f"{name}: this network gives logits only; leave features_only=True away.")
+            raise BadConfig(f"{name}: this network gives logits only; omit features_only=True.")
         if settings.get("num_classes") == 0:
             raise BadConfig(f"{name}: num_classes=0: at least 1 is needed.")
         return build_model_with_cfg(build, name, False, **settings)

@@ -72,7 +72,7 @@ class TicketGraph(fx.GraphModule):
             if part is source:  # a leaf of the graph
                 continue
             part.training = source.training
-            for store in ("_modules", "_parameters", "_buffers") if part is not source else ():
+            for store in ("_modules", "_parameters", "_buffers"):
                 _order_like_(getattr(part, store), getattr(source, store))
         return module
 

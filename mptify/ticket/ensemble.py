@@ -21,16 +21,16 @@ class Ensemble(nn.Module):
 
     A member adds nothing but its file's bytes. The average is that of the members' class probabilities, as logarithms.
 
-        deck = mptify.Ensemble(mptify.load("a.ticket"), paths)
+        ensemble = mptify.Ensemble(mptify.load("a.ticket"), paths)
     """
 
     def __init__(self, model: nn.Module, tickets: Iterable[Ticket | str | Path]):
         super().__init__()
         if not isinstance(tickets, Iterable) or isinstance(tickets, (str, Path)):
-            raise BadConfig(f"A deck needs a list of tickets or of their files, not {shown(tickets)}.")
+            raise BadConfig(f"An ensemble needs a list of tickets or of their files, not {shown(tickets)}.")
         dealt = [read(ticket) if isinstance(ticket, (str, Path)) else ticket for ticket in tickets]
         if not dealt:
-            raise BadConfig("A deck needs at least one ticket.")
+            raise BadConfig("An ensemble needs at least one ticket.")
         for ticket in dealt:
             require_match(model, ticket)
         self.model = model
@@ -46,7 +46,7 @@ class Ensemble(nn.Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         if self.model.training:
-            raise BadConfig("A deck predicts; call eval() first.")
+            raise BadConfig("An ensemble predicts; call eval() first.")
         total: Any = None
         for member in self.members:
             swap_(self.model, from_bytes(member))

@@ -129,12 +129,12 @@ def steps_of(model: nn.Module, train: Any, config: SearchConfig | Mapping[str, A
     search = _Search(model, images, images, make_search_config(config), None, False, None, [])
     search.network.train()
     while True:
-        search.step = 0
+        search.state.step = 0
         for pixels, labels in training_batches(
             images, search.config.batch, search.config.seed, 0, first=0, rank=0, world=1, device=search.device
         ):
             search._one_step(pixels, labels)
-            search.step += 1
+            search.state.step += 1
             yield
 
 
@@ -167,15 +167,13 @@ class _Search:
         self.layers = {layer.ticket_name: layer for layer in ticket_layers(self.network).values()}
         self.masks = Masks(self.network)
         self.averages = {name: layer.scores.detach().clone() for name, layer in self.layers.items()} if config.ema else {}
-        self.epoch = self.step = 0
+        self.state = SearchState(self.network, config, self.steps, is_main=self.main)
         at_hand = self.device if self.device.type != "mps" else "cpu"  # which has no float64
         self.sums = torch.zeros(3, dtype=torch.float64, device=at_hand)  # loss, right answers, images so far, of this process
-        self.rows: list[dict[str, Any]] = []
         self.warnings: list[str] = []
         self.run = self._open(out, resume)
         own: list[Callback] = [Curves(self.run.folder)] if self.run else []
         own += [Trackers(self.accelerator)] if config.trackers else []
-        self.state = SearchState(self.network, config, self.steps, rows=self.rows, is_main=self.main)
         self.callbacks = CallbackList(self.state, [*own, *callbacks])
         self.identity = fingerprint(self.network) if self.run else ""
         optimizer = make_optimizer(self.network, config)
@@ -201,41 +199,43 @@ class _Search:
     def _go(self) -> Result:
         config = self.config
         keep_freed_memory()
-        self._tell_place()
         self.callbacks.search_begin()
         self.network.train()
         with stoppable(self.run is not None, self.callbacks.interrupt) as stop:
-            while self.epoch < config.epochs:
+            while self.state.epoch < config.epochs:
                 if not self._one_epoch(stop):
                     return self._result(finished=False, asked=True)
                 self._end_epoch()
         if self.run and self.main:
-            last, method = self.rows[-1]["val_accuracy"], config.method
+            last, method = self.state.rows[-1]["val_accuracy"], config.method
             summary = {"accuracy": last, "best": self._best(), "epochs": config.epochs, "method": method, "warnings": self.warnings}
             self.run.write_summary(summary)
         self.accelerator.wait_for_everyone()
         return self._result(finished=True, asked=self._agreed(bool(stop), False)[0])
 
-    def _tell_place(self) -> None:
-        """Show the callbacks where the search is."""
-        self.state.epoch, self.state.step, self.state.rows = self.epoch, self.step, self.rows
-
     def _result(self, finished: bool, asked: bool) -> Result:
-        last = self.rows[-1]["val_accuracy"] if self.rows else float("nan")
+        last = self.state.rows[-1]["val_accuracy"] if self.state.rows else float("nan")
         self._take_(self.averages)
         folder = self.run.folder if self.run else None
-        return Result(self.network.eval(), last, self._best(), self.rows, self.warnings, folder, finished, asked)
+        return Result(self.network.eval(), last, self._best(), self.state.rows, self.warnings, folder, finished, asked)
 
     def _one_epoch(self, stop: list[bool]) -> bool:
         """Steps from where the epoch stands to its end; False if the run was asked to stop."""
         config = self.config
         start, saved, shown, seen = time.perf_counter(), time.monotonic(), 0.0, 0
         batches = training_batches(
-            self.train, config.batch, config.seed, self.epoch, first=self.step, rank=self.rank, world=self.world, device=self.device
+            self.train,
+            config.batch,
+            config.seed,
+            self.state.epoch,
+            first=self.state.step,
+            rank=self.rank,
+            world=self.world,
+            device=self.device,
         )
         for pixels, labels in batches:
             self._one_step(pixels, labels)
-            self.step += 1
+            self.state.step += 1
             seen += len(labels) * self.world
             now = time.monotonic()
             loss = accuracy = None
@@ -243,11 +243,10 @@ class _Search:
                 shown = now
                 total, right, count = self.sums.tolist()
                 loss, accuracy = self._finite(total / count), right / count
-            self._tell_place()
             self.callbacks.step_end(StepMetrics(seen, loss, accuracy))
             asked, due = self._agreed(bool(stop), not config.checkpoint_steps and now - saved > 60 * config.checkpoint_minutes)
-            due |= config.checkpoint_steps is not None and self.step % config.checkpoint_steps == 0
-            if asked or (due and self.step < self.steps):
+            due |= config.checkpoint_steps is not None and self.state.step % config.checkpoint_steps == 0
+            if asked or (due and self.state.step < self.steps):
                 self._save()
                 saved = now
             if asked:
@@ -258,7 +257,9 @@ class _Search:
 
     def _finite(self, loss: float) -> float:
         if not math.isfinite(loss):
-            raise MptifyError(f"The loss is not a number any more (epoch {self.epoch + 1}, step {self.step}); a smaller lr may help.")
+            raise MptifyError(
+                f"The loss is not a number any more (epoch {self.state.epoch + 1}, step {self.state.step}); a smaller lr may help."
+            )
         return loss
 
     def _sum_up(self, values: Tensor) -> Tensor:
@@ -268,19 +269,19 @@ class _Search:
     def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
         """The same for all processes: stop if one was asked to, save if the first one's clock says so. They wait for each other
         to agree, so several do it in every eighth step only."""
-        if self.world > 1 and self.step % 8 and self.step < self.steps:
+        if self.world > 1 and self.state.step % 8 and self.state.step < self.steps:
             return False, False
         asked, due = self._sum_up(torch.tensor([int(stop), int(save and self.main)])).tolist()
         return bool(asked), bool(due)
 
     def _one_step(self, pixels: Tensor, labels: Tensor) -> None:
         config = self.config
-        at = self.epoch + (self.step + 0.5) / self.steps
+        at = self.state.epoch + (self.state.step + 0.5) / self.steps
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, at) * group["scale"]
         self._set_prune(at)
-        torch.manual_seed(mixed(config.seed, self.epoch, self.step, self.rank))  # dropout and the like
-        images = images_in_step(len(self.train), self.steps, self.step)
+        torch.manual_seed(mixed(config.seed, self.state.epoch, self.state.step, self.rank))  # dropout and the like
+        images = images_in_step(len(self.train), self.steps, self.state.step)
         parts = list(zip(pixels.tensor_split(config.accumulate), labels.tensor_split(config.accumulate), strict=True))
         for number, (some, theirs) in enumerate(parts):
             last = number == len(parts) - 1
@@ -306,7 +307,7 @@ class _Search:
 
     @torch.no_grad()
     def _average(self) -> None:
-        done = self.epoch * self.steps + self.step
+        done = self.state.epoch * self.steps + self.state.step
         for name, mean in self.averages.items():
             decay = min(self.config.ema or 0.0, (1 + done) / (10 + done))  # a young mean forgets its beginning
             mean.mul_(decay).add_(self.layers[name].scores, alpha=1 - decay)
@@ -317,7 +318,7 @@ class _Search:
         total, right, count = self._sum_up(self.sums).tolist()
         self._finite(total)
         assert count == len(self.train), f"{count} images were seen, and there are {len(self.train)}"
-        self._set_prune(self.epoch + 1)
+        self._set_prune(self.state.epoch + 1)
         self._share_buffers()
         with self._averaged():
             found = self._evaluate()
@@ -326,16 +327,15 @@ class _Search:
             self._look_for_trouble()
             row = self._row(total / count, right / count, found, flipped)
             before = self._best()
-            self.rows.append(row)
+            self.state.rows.append(row)
             if self.run and self.main:
                 self._write_network("last", row)
                 if self._best() > before:
                     self._write_network("best", row)
-        self.epoch, self.step = self.epoch + 1, 0
+        self.state.epoch, self.state.step = self.state.epoch + 1, 0
         self.sums.zero_()
         if self.run and self.main:
-            self.run.write_metrics(self.rows)
-        self._tell_place()
+            self.run.write_metrics(self.state.rows)
         self.callbacks.epoch_end(row)
         self._save()
 
@@ -347,7 +347,7 @@ class _Search:
 
     def _best(self) -> float:
         """The highest accuracy of the epochs that were pruned as much as asked."""
-        return max((row["val_accuracy"] for row in self.rows if row["epoch"] >= self.config.prune_ramp), default=-1.0)
+        return max((row["val_accuracy"] for row in self.state.rows if row["epoch"] >= self.config.prune_ramp), default=-1.0)
 
     def _evaluate(self) -> Evaluation:
         return evaluate(
@@ -359,8 +359,8 @@ class _Search:
         kept = sum(layer.kept for layer in self.layers.values())
         weights = sum(layer.count for layer in self.layers.values())
         row: dict[str, Any] = {
-            "epoch": self.epoch + 1, "loss": loss, "accuracy": accuracy, "val_loss": found.loss, "val_accuracy": found.top1,
-            "val_top5": found.top5, "lr": learning_rate(self.config, self.epoch + 1), "seconds": round(self.seconds, 2),
+            "epoch": self.state.epoch + 1, "loss": loss, "accuracy": accuracy, "val_loss": found.loss, "val_accuracy": found.top1,
+            "val_top5": found.top5, "lr": learning_rate(self.config, self.state.epoch + 1), "seconds": round(self.seconds, 2),
             "images_per_second": round(self.speed, 1),
         }  # fmt: skip
         if self.layers:
@@ -368,7 +368,7 @@ class _Search:
         return row
 
     def _look_for_trouble(self) -> None:
-        texts = [f"{name}: its survivors have not changed since the first epoch." for name in self.masks.stuck(self.epoch + 1)]
+        texts = [f"{name}: its survivors have not changed since the first epoch." for name in self.masks.stuck(self.state.epoch + 1)]
         texts += [f"{name}: its output is the same for every image." for name in constant_layers(self.network, self.sample)]
         for text in texts:
             if text not in self.warnings:
@@ -435,7 +435,7 @@ class _Search:
         """Everything that the next step depends on, and the epoch's sums of all processes."""
         if self.run is None:
             return
-        sums = self._sum_up(self.sums).tolist() if self.step else [0.0, 0.0, 0.0]
+        sums = self._sum_up(self.sums).tolist() if self.state.step else [0.0, 0.0, 0.0]
         if not self.main:
             return
         tensors = {f"model.{name}": tensor for name, tensor in changing(self.network)}
@@ -445,8 +445,9 @@ class _Search:
         tensors |= self.masks.tensors()
         scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
         state = {
-            "epoch": self.epoch, "step": self.step, "sums": sums, "still": self.masks.still, "warnings": self.warnings, "optimizer": plain,
-            "scaler": scaler, "rows": self.rows, "network": self.identity, "steps": self.steps, "threads": torch.get_num_threads(),
+            "epoch": self.state.epoch, "step": self.state.step, "sums": sums, "still": self.masks.still,
+            "warnings": self.warnings, "optimizer": plain,
+            "scaler": scaler, "rows": self.state.rows, "network": self.identity, "steps": self.steps, "threads": torch.get_num_threads(),
             "processes": self.world, "callbacks": self.callbacks.state_dict(),
         }  # fmt: skip
         self.run.write_checkpoint(tensors, state)
@@ -468,7 +469,7 @@ class _Search:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.masks.restore_(tensors, state["still"])
-        self.epoch, self.step, self.rows, self.warnings = state["epoch"], state["step"], state["rows"], state["warnings"]
+        self.state.epoch, self.state.step, self.state.rows, self.warnings = state["epoch"], state["step"], state["rows"], state["warnings"]
         self.callbacks.load_state_dict(state["callbacks"])
         if self.main:  # the sums are those of all processes
             self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
@@ -480,7 +481,7 @@ class _Search:
 
     def _require_one_place(self) -> None:
         """Raise unless all processes found the same checkpoint."""
-        places = self.accelerator.gather(torch.tensor([[self.epoch, self.step]], device=self.device)).tolist()
+        places = self.accelerator.gather(torch.tensor([[self.state.epoch, self.state.step]], device=self.device)).tolist()
         for rank, place in enumerate(places):
             if place != places[0]:
                 raise Disagreement(
