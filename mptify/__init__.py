@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         TicketMismatch,
         UnknownModel,
     )
-    from mptify.nn.layers import Sign, TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
+    from mptify.nn.layers import TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
+    from mptify.nn.quantizers import Sign
     from mptify.runtime import load, pack
     from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform  # type: ignore[no-redef]
     from mptify.surgery.model_summary import Summary, summary
@@ -87,7 +88,8 @@ _PLACES = {
         "BadData", "BadConfig", "CannotConvert", "CannotPickle", "DamagedTicket", "Disagreement", "LeftDense", "LostProcess", "MptifyError",
         "NoTorchScript", "NotKept", "NothingToConvert", "RunExists", "TicketMismatch", "UnknownModel",
     ),
-    "nn.layers": ("Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear"),
+    "nn.quantizers": ("Sign",),
+    "nn.layers": ("TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear"),
     "config": ("SearchConfig", "TicketConfig"),
     "surgery.model_summary": ("Summary", "summary"),
     "runtime": ("load", "pack"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mptify.errors import BadConfig
-from mptify.registry import init_schemes, scopes
+from mptify.registry import init_schemes, quantizers, scopes
 
 __all__ = [
     "DataConfig",
@@ -51,6 +51,11 @@ def _known_init(name: str) -> str:
     return name
 
 
+def _known_quantizer(name: str) -> str:
+    quantizers[name]
+    return name
+
+
 class TicketConfig(BaseModel):
     """The settings of a ticket. `mptify.transform` takes each of them as a keyword."""
 
@@ -83,6 +88,10 @@ class TicketConfig(BaseModel):
         "keep", description="With 32-bit activations: insert puts a BatchNorm before each activation that lacks one."
     )
     residual: Literal["binary", "real"] = Field("binary", description="With 1-bit activations: shortcuts carry ±1, or real values.")
+    quantizer: Annotated[str, AfterValidator(_known_quantizer)] = Field(
+        "sign",
+        description="With 1-bit activations: sign, or a registered quantizer with another estimator.",
+    )
     sign_width: float = Field(1.0, gt=0, allow_inf_nan=False, description="Width t of the estimator behind each sign.")
     include: Patterns = Field((), description="Convert only the layers that one of these patterns matches.")
     exclude: Patterns = Field((), description="Leave the layers dense that one of these patterns matches.")

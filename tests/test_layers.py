@@ -15,8 +15,11 @@ from torch.nn import functional as F
 
 import mptify
 from mptify.config import make_config
-from mptify.nn import functional, layers
-from mptify.nn.layers import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm, ticket_class
+from mptify.nn import layers as layers_module
+from mptify.nn import topk
+from mptify.nn.layers import TicketParameter, ticket_class
+from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, TokenBatchNorm
+from mptify.nn.quantizers import Sign
 from mptify.nn.scopes import GlobalThreshold
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None)
@@ -174,7 +177,7 @@ def test_transform_puts_the_ticket_layer_of_the_same_kind(kind):
     make, _, function = CASES[kind]
     model = mptify.transform(nn.Sequential(make()), prune=0.6)
     x = case(kind)[1]
-    assert type(model[0]) is getattr(layers, f"Ticket{kind}")
+    assert type(model[0]) is getattr(layers_module, f"Ticket{kind}")
     assert isinstance(model[0], getattr(nn, kind))
     torch.testing.assert_close(model(x), function(x, parts(model[0])[3], None))
 
@@ -288,7 +291,7 @@ def selections(monkeypatch):
     calls, inside = [], []
 
     def count(name):
-        real = getattr(functional, name)
+        real = getattr(topk, name)
 
         def counting(*args, **options):
             calls.extend([] if inside else [name])  # one may call the other
@@ -298,10 +301,10 @@ def selections(monkeypatch):
             finally:
                 inside.pop()
 
-        monkeypatch.setattr(functional, name, counting)
+        monkeypatch.setattr(topk, name, counting)
 
     count("select_mask")
-    count("choose")
+    count("select")
     return calls
 
 
@@ -818,7 +821,7 @@ def test_tied_layers_stay_tied_when_copied_and_converted():
 @every_bits
 def test_a_bare_parameters_ticket_computes_with_it(bits):
     torch.manual_seed(0)
-    bare = layers.TicketParameter(torch.randn(5, 4), make_config({"bits": bits, "prune": 0.6}), name="x", fan_in=4)
+    bare = TicketParameter(torch.randn(5, 4), make_config({"bits": bits, "prune": 0.6}), name="x", fan_in=4)
     x = torch.randn(3, 4, generator=seeded(1))
     torch.testing.assert_close(bare(x), F.linear(x, parts(bare)[3]))
 
@@ -826,7 +829,7 @@ def test_a_bare_parameters_ticket_computes_with_it(bits):
 @every_bits
 def test_an_escaped_weight_computes_what_the_layer_would(bits):
     layer, bias = conv(bits=bits), torch.randn(6, generator=seeded(4))
-    layer._escapes = True
+    layer.weight_escapes = True
     expected = F.conv2d(images(), parts(layer)[3], bias, padding=1)
     torch.testing.assert_close(F.conv2d(images(), layer.weight, bias, padding=1), expected)
     torch.testing.assert_close(F.conv2d(images(), weight=layer.weight, bias=bias, padding=1), expected)

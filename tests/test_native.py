@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mptify
-from mptify.nn import build, functional, native
+from mptify.nn import build, native, quantizers, topk
 from mptify.runtime import library as packed
 from tests.nets import Plain, images
 
@@ -25,7 +25,7 @@ def slow_choice(scores, weight, kept):
 
 def choice(scores, weight, kept, kind=False, hint=native.NO_HINT):
     out = torch.full(scores.shape, 7.0)
-    gain, after = native.choose(scores, weight, out, kept, kind, hint)
+    gain, after = native.select(scores, weight, out, kept, kind, hint)
     return out, gain, after
 
 
@@ -66,10 +66,10 @@ def test_large_layers_agree_with_torch(count, steps, threads):
     torch.set_num_threads(threads)
     try:
         for kept in {1, max(1, count // 5), max(1, count - 1), count}:
-            mask = functional.select_mask(scores, kept)
+            mask = topk.select_mask(scores, kept)
             signs, gain, hint = choice(scores, weight, kept)
-            assert torch.equal(signs, functional.survivors(weight, mask))
-            assert gain == pytest.approx(float(functional.gain(weight, mask)), rel=3e-7)
+            assert torch.equal(signs, topk.survivors(weight, mask))
+            assert gain == pytest.approx(float(topk.gain(weight, mask)), rel=3e-7)
             again, same, _ = choice(scores, weight, kept, True, hint)
             assert same == gain
             assert torch.equal(again, signs * gain)
@@ -94,7 +94,7 @@ def test_the_gain_does_not_depend_on_the_number_of_threads():
 def test_the_gradient_goes_by_weight_and_sign_of_the_score(signs):
     grad, weight, scores = torch.randn(3, 70_001).unbind()
     scores[:3] = torch.tensor([0.0, -0.0, math.nan])
-    pulled = native.pull(grad.clone(), weight.clone(), scores.clone(), 0.5, signs)
+    pulled = native.score_gradient(grad.clone(), weight.clone(), scores.clone(), 0.5, signs)
     size = torch.sign(weight) if signs else weight
     torch.testing.assert_close(pulled, grad * size * 0.5 * torch.where(scores < 0, -1.0, 1.0))
 
@@ -109,8 +109,8 @@ def test_the_gradient_of_a_conv_on_channels_last_images_goes_through_the_library
         layer(images.to(memory_format=order)).square().sum().backward()
         return layer.scores.grad
 
-    plain, calls, pull = pulled(torch.contiguous_format), [], native.pull
-    monkeypatch.setattr(native, "pull", lambda *arguments: calls.append(1) or pull(*arguments))
+    plain, calls, pull = pulled(torch.contiguous_format), [], native.score_gradient
+    monkeypatch.setattr(native, "score_gradient", lambda *arguments: calls.append(1) or pull(*arguments))
     turned = pulled(torch.channels_last)
     assert calls
     assert turned.is_contiguous()
@@ -123,7 +123,7 @@ def test_the_gradient_of_a_conv_on_channels_last_images_goes_through_the_library
 def test_signs_and_their_gradients_agree_with_torch(monkeypatch, width, order):
     def both(x):
         x = x.clone(memory_format=order).requires_grad_()
-        y = functional.sign_ste(x, width)
+        y = quantizers.sign(x, width=width)
         (y * 3).sum().backward()
         return y.detach(), x.grad
 

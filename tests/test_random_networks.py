@@ -19,7 +19,7 @@ from torch import nn
 
 import mptify
 from mptify.models import registry
-from mptify.nn.norms import Sign
+from mptify.nn.quantizers import Sign
 from mptify.runtime.library import library
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.invariants import lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
@@ -79,7 +79,7 @@ def test_layers_see_signs(seed):
     executed = set()
     with torch.no_grad():
         for training in (True, False):
-            ran, real = real_inputs(lambda mode=training: seeded(ticketed.train(mode), inputs))
+            ran, real = real_inputs(ticketed, lambda mode=training: seeded(ticketed.train(mode), inputs))
             executed |= ran
             assert real <= exempt
     assert executed == {layer.tied_to or layer.name for layer in plan.layers}
@@ -96,7 +96,7 @@ def test_what_could_be_trained_can_be_trained(seed, bits):
             raise
         pytest.skip("the dense network overwrites what its own gradients need")
     ticketed = mptify.transform(model, bits=bits, prune=0.5).train()
-    ran, _ = real_inputs(lambda: registry.training_loss(seeded(ticketed, inputs)).backward())
+    ran, _ = real_inputs(ticketed, lambda: registry.training_loss(seeded(ticketed, inputs)).backward())
     gradients = {layer.ticket_name: layer.scores.grad for layer in mptify.ticket_layers(ticketed).values()}
     assert {name for name, gradient in gradients.items() if gradient is not None} == ran
     assert all(torch.isfinite(gradients[name]).all() for name in ran)

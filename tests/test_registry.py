@@ -68,7 +68,7 @@ def test_an_init_scheme_from_outside_survives_a_search_and_a_file(tmp_path):
     config = {"epochs": 1, "batch": 20, "warmup": 0, "ticket": {"init": "toy_uniform", "bits": "1/32"}}
     result = mptify.search(conv2(**SMALL), (images, labels), (images, labels), config)
     for layer in mptify.ticket_layers(result.model).values():
-        magnitudes = layer.frozen.detach().abs() / layer.deviation
+        magnitudes = layer.frozen.detach().abs() / layer.init_std
         assert 0.5 <= float(magnitudes.min()) < 0.6
         assert 1.4 < float(magnitudes.max()) <= 1.5
     mptify.save(result.model, tmp_path / "a.ticket")

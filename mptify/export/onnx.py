@@ -54,7 +54,7 @@ def _sums_as_they_are(model: nn.Module) -> Iterator[None]:
     Otherwise an optimizer would merge the norm behind a layer into its weights, whose sums are rounded then: one that should be 0 is
     not, and has another sign.
     """
-    layers = {layer for layer in ticket_layers(model).values() if layer.gain_outside}
+    layers = {layer for layer in ticket_layers(model).values() if layer.scales_output}
     try:
         for layer in layers:
             layer.finish = partial(_finish_clipped, layer)
@@ -64,8 +64,8 @@ def _sums_as_they_are(model: nn.Module) -> Iterator[None]:
             del layer.finish
 
 
-def _finish_clipped(layer: Any, y: Tensor, gain: Tensor) -> Tensor:
-    return type(layer).finish(layer, y.clamp(-3e38, 3e38), gain)
+def _finish_clipped(layer: Any, y: Tensor) -> Tensor:
+    return type(layer).finish(layer, y.clamp(-3e38, 3e38))
 
 
 def to_onnx(model: nn.Module, images: Tensor, path: Path, *, dynamic: bool) -> None:

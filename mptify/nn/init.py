@@ -106,7 +106,7 @@ class Draw:
     seed: int
     layer: str
     count: int
-    deviation: float
+    std: float
 
     def words(self, count: int) -> np.ndarray:
         """Raw, little-endian, 64-bit words from the stream that belongs to this seed and layer."""
@@ -117,17 +117,17 @@ class Draw:
 def kaiming_normal(draw: Draw) -> np.ndarray:
     """Half-normal magnitudes times the standard deviation: with the signs, a normal distribution."""
     values = magnitudes(draw.seed, draw.layer, draw.count)
-    values *= np.float32(draw.deviation)
+    values *= np.float32(draw.std)
     return values
 
 
 @init_schemes.register("signed_constant")
 def signed_constant(draw: Draw) -> np.ndarray:
     """The standard deviation for every magnitude."""
-    return np.full(draw.count, draw.deviation, np.float32)
+    return np.full(draw.count, draw.std, np.float32)
 
 
-def frozen_weight(seed: int, layer: str, shape: tuple[int, ...], scheme: str, deviation: float) -> np.ndarray:
+def frozen_weight(seed: int, layer: str, shape: tuple[int, ...], scheme: str, std: float) -> np.ndarray:
     """The frozen weights of one layer (float32), in row-major order of `shape`: signs from their own stream, times the
     magnitudes that the init scheme of this name draws.
 
@@ -136,7 +136,7 @@ def frozen_weight(seed: int, layer: str, shape: tuple[int, ...], scheme: str, de
     """
     if not _drawing.get():
         return np.empty(shape, np.float32)
-    draw = Draw(seed, layer, math.prod(shape), deviation)
+    draw = Draw(seed, layer, math.prod(shape), std)
     values = np.ascontiguousarray(init_schemes[scheme](draw), np.float32)
     if values.shape != (draw.count,) or not (values >= 0).all():
         raise BadConfig(f"{layer}: the init scheme {scheme!r} has to return {draw.count} magnitudes, none of them negative.")

@@ -1,69 +1,90 @@
-"""Ticket layers: ordinary torch layers whose `weight` is computed from frozen weights and learned scores.
+"""Ticket layers: torch layers whose `weight` is computed from frozen weights and learned scores.
 
-A ticket layer *is* the layer it stands for: it inherits its class, keeps its attributes and runs its `forward`. Only
-`weight` changes: a property, recomputed from `frozen` and `scores` whenever someone reads it, so code that calls
-`F.linear(x, layer.weight)` by itself gets the ticket too.
+A ticket layer *is* the layer it replaces: it inherits its class, keeps its attributes and runs its
+`forward`. Only `weight` differs: a property that follows the scores, so code that calls
+`F.linear(x, layer.weight)` itself uses the ticket too.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import threading
 import weakref
+from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mptify.config import TicketConfig
 from mptify.errors import BadConfig, CannotConvert, NotKept, NoTorchScript
-from mptify.nn import functional, init
-from mptify.nn.applying import EscapedWeight, along, apply_weight
-from mptify.nn.bare import Bare
-from mptify.nn.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm, recorded_call
+from mptify.nn import init, topk
+from mptify.nn.leaf import recorded_call
+from mptify.nn.quantizers import InputQuantizer
+from mptify.nn.quantizing_weight import QuantizingWeight
 from mptify.nn.scopes import SharedThreshold
 
 __all__ = [
-    "ChannelBatchNorm", "ScalarBatchNorm", "Sign", "TicketConv1d", "TicketConv2d", "TicketConv3d",
-    "TicketConvTranspose1d", "TicketConvTranspose2d", "TicketConvTranspose3d", "TicketLinear", "TicketParameter", "Ticketed",
-    "TokenBatchNorm", "ticket_class",
+    "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketConvTranspose1d",
+    "TicketConvTranspose2d", "TicketConvTranspose3d", "TicketLinear", "TicketParameter", "Ticketed",
+    "WeightState", "ticket_class",
 ]  # fmt: skip
 
 
-class Ticketed(Bare):
-    r"""What every ticket layer offers: `scores`, `mask`, `gain`, `sign`, `frozen`, `kept`, `ticket_weight()`.
+class WeightState(Enum):
+    """What a ticket layer computes its weight from."""
 
-    A mixin in front of a torch layer's class. `frozen` holds W and never changes; `scores` is the only parameter that
-    stands for the weights. Mask and gain are recomputed when the scores have changed since, and only then.
+    SEARCHING = "searching"  # frozen weights and scores; the mask follows the scores
+    FIXED = "fixed"  # one effective weight, from a file; there are no scores
+    LAZY = "lazy"  # like FIXED, but the weight is loaded each time it is read
 
-    A layer that was loaded from a file is *bare* ([`Bare`][mptify.nn.bare.Bare]).
 
-    With 1-bit activations `weight` is $M \odot B$ and the gain multiplies the layer's output:
-    the accumulation is then a sum of ±1, an integer, the same on every device.
+class Ticketed:
+    r"""A mixin that turns a torch layer into a ticket layer.
+
+    In state `SEARCHING`, `frozen` holds $W$ and never changes, and `scores` is the parameter that
+    the search trains. Mask and gain are recomputed only after the scores have changed. In state
+    `FIXED`, `fixed_weight` and `fixed_gain` hold what a ticket file says, and nothing else.
+
+    With 1-bit activations `weight` is $M \odot B$, and the gain multiplies the layer's output.
+    The layer then accumulates ±1, so its sums are integers and equal on every device.
     """
 
+    state: WeightState
     ticket_name: str
     weight_bits: int
     activation_bits: int
     score_grad: str
-    deviation: float  # of the frozen weights, where they were drawn
+    init_std: float  # the standard deviation of the frozen weights, where they were drawn
     compute_dtype: torch.dtype
-    before: Binarize | None
+    input_quantizer: InputQuantizer | None
     threshold: SharedThreshold | None
+    weight_escapes: bool  # whether code other than `forward` multiplies inputs by `weight`
+    channel_axis = 1
     training: bool
-    scores: Any  # these three are parameters
-    frozen: Any
-    offset: Any
-    _parameters: dict[str, Any]
-    _chosen: functional.Chosen | None  # the cache: effective weight and gain
-    _mask: Any  # and the mask, once somebody asked for it
-    _seen: tuple | None  # the state of the scores that they were made from
-    _escapes: bool  # other code than its own `forward` reads the weight, and has to be given one that binarizes
-    _running: dict[int, functional.Chosen]  # by thread, while `forward` runs: what it computes with
 
-    # -- making one ---------------------------------------------------------------------------------------------------
+    # Parameters and buffers, `None` in the other states:
+    frozen: Any
+    scores: Any
+    fixed_weight: Any
+    fixed_gain: Any
+    output_bias: Any  # added after the gain, where the gain multiplies the output
+    _parameters: dict[str, Any]
+    _buffers: dict[str, Any]
+
+    # SEARCHING: the last selection, its mask if it was asked for, and what they were made from.
+    _selection: topk.Selection | None
+    _mask: Tensor | None
+    _made_from: tuple | None
+    _traced: topk.Selection | None = None  # while `torch.compile` traces `forward`
+    _load: Callable[[], Tensor]  # LAZY: makes the effective weight
+    weight_name = "weight"
+    _linear_in_weight = True  # whether scaling the weight scales the output of `forward`
+
+    # -- construction ----------------------------------------------------------------------------
 
     @classmethod
     def from_layer(
@@ -75,219 +96,95 @@ class Ticketed(Bare):
         fan_in: int,
         weight: Tensor | None = None,
         bias: str = "bias",
-        gain_can_move: bool = True,
+        linear_in_weight: bool = True,
     ) -> Any:
-        """Stand in for `layer`: same attributes, mode and hooks; its weights replaced by a ticket's.
+        """The ticket layer that replaces `layer`, with the same attributes, mode and hooks.
 
-        `weight` is what the layer computes with where that is not simply its `.weight` (weight-standardised convs).
+        Args:
+            layer: The dense layer.
+            config: The settings of the ticket.
+            name: The layer's name, from which its random streams are keyed.
+            fan_in: How many weights contribute to one output.
+            weight: The weight the layer computes with, where it is not simply its parameter
+                (weight-standardized convs).
+            bias: The name of its bias.
+            linear_in_weight: Whether scaling the weight scales the output, once the bias is out.
         """
         ticket = cls.__new__(cls)
         ticket.__dict__.update(layer.__dict__)
         for store in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             ticket.__dict__[store] = layer.__dict__[store].copy()
-        ticket._gain_can_move = gain_can_move
-        own = ticket._parameters.pop(cls._weight_name, None)
+        ticket._linear_in_weight = linear_in_weight
+        own = ticket._parameters.pop(cls.weight_name, None)
         ticket._set_up(own if weight is None else weight, config, name, fan_in)
-        offset = ticket._parameters.get(bias)
-        if offset is not None:
+        value = ticket._parameters.get(bias)
+        if value is not None:
             ticket._parameters[bias] = None
             if config.bias == "learn":
-                learned = nn.Parameter(offset.detach().clone())
-                ticket._parameters["offset" if ticket.gain_outside else bias] = learned
+                learned = nn.Parameter(value.detach().clone())
+                ticket._parameters["output_bias" if ticket.scales_output else bias] = learned
         return ticket
-
-    _weight_name = "weight"
 
     def _set_up(self, weight: Tensor, config: TicketConfig, name: str, fan_in: int) -> None:
         prune = config.prune_of(name)
+        self.state = WeightState.SEARCHING
         self.ticket_name = name
         self.weight_bits, self.activation_bits = config.weight_bits, config.activation_bits
         self.score_grad = config.score_grad
-        self.before = None
-        self.threshold = None
-        self.kept = functional.kept_count(weight.numel(), prune)
+        self.init_std = init.standard_deviation(fan_in, prune)
         self.compute_dtype = weight.dtype
-        self._escapes, self._running = False, {}
-        self._parameters["offset"] = None
-        shape, device = tuple(weight.shape), weight.device
-        # A parameter, not a buffer: DistributedDataParallel sends buffers to every process again in every step.
-        self.deviation = init.standard_deviation(fan_in, prune)
-        self._parameters["frozen"] = nn.Parameter(_frozen(weight, config, name, self.deviation), requires_grad=False)
-        first = _on_device(lambda: init.scores(config.seed, name, weight.numel(), 1 / math.sqrt(fan_in)), shape, device)
-        self._parameters["scores"] = nn.Parameter(first)
+        self.input_quantizer = self.threshold = None
+        self.weight_escapes = False
+        self.kept = topk.kept_count(weight.numel(), prune)
+        shape = tuple(weight.shape)
+
+        def first_scores() -> Any:
+            return init.scores(config.seed, name, weight.numel(), 1 / math.sqrt(fan_in))
+
+        # A parameter, not a buffer: DistributedDataParallel broadcasts buffers in every step.
+        frozen = nn.Parameter(_frozen(weight, config, name, self.init_std), requires_grad=False)
+        self._parameters["frozen"] = frozen
+        self._parameters["scores"] = nn.Parameter(_drawn(first_scores, shape, weight.device))
+        self._parameters["fixed_weight"] = self._buffers["fixed_gain"] = None
+        self._parameters["output_bias"] = None
         self._forget()
 
-    def _forget(self) -> None:
-        self._chosen = self._mask = self._seen = None
-
-    def tie_to_(self, other: Any) -> None:
-        """Share the weights and scores of another ticket layer, as the original layers shared one parameter."""
+    def tie_to_(self, other: Ticketed) -> None:
+        """Share weights and scores with another ticket layer, as the dense layers shared them."""
         self._parameters["scores"] = other.scores
         self._parameters["frozen"] = other.frozen
-        self.ticket_name, self.kept, self.deviation = other.ticket_name, other.kept, other.deviation
+        self.ticket_name, self.kept, self.init_std = other.ticket_name, other.kept, other.init_std
 
     @classmethod
-    def stands_for(cls) -> type:
-        """The class of the ordinary layers that tickets of this class take the place of."""
+    def dense_class(cls) -> type:
+        """The class of the dense layers that this class replaces."""
         return cls.__bases__[1]
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- what it holds ---------------------------------------------------------------------------
+
+    @property
+    def _stored(self) -> Tensor:
+        return self.frozen if self.state is WeightState.SEARCHING else self.fixed_weight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        return tuple(self._stored.shape)
 
     @property
     def count(self) -> int:
         """How many weights the layer has, kept or not."""
-        return self.frozen.numel()
+        return self._stored.numel()
 
     @property
-    def gain_outside(self) -> bool:
+    def is_meta(self) -> bool:
+        """Whether the weights are on the meta device."""
+        return self._stored.is_meta
+
+    @property
+    def scales_output(self) -> bool:
         """Whether the gain multiplies the layer's output rather than its weight."""
-        return self.activation_bits == 1 and self.weight_bits == 1 and self._gain_can_move
-
-    _gain_can_move = True  # whether `forward` is linear in the weight once the bias is out of it
-
-    @property
-    def mask(self) -> Tensor:
-        """Which weights survive (bool)."""
-        weight, gain, _ = self._live()
-        if self._mask is None and self.is_bare:
-            return weight != 0
-        if self._mask is None:
-            visible = self.weight_bits == 1 and not weight.is_meta and bool(gain > 0)  # whether each survivor shows
-            self._mask = weight != 0 if visible else functional.select_mask(self.scores, self.kept)
-        return self._mask
-
-    @property
-    def gain(self) -> Tensor:
-        """The layer's one scale; 1 for 32-bit weights, which keep their own magnitudes."""
-        return self._live().gain
-
-    @property
-    def sign(self) -> Tensor:
-        """The frozen signs, ±1."""
-        return functional.sign(self.frozen)
-
-    def ticket_weight(self) -> Tensor:
-        """The effective weight: gain · mask ⊙ sign for 1-bit weights, mask ⊙ frozen for 32-bit ones."""
-        weight, gain, _ = self._live()
-        return self._attached(weight * gain if self.gain_outside else weight, gain, divide=False)
-
-    @property
-    def weight(self) -> Any:
-        """The weight as `forward` uses it: `ticket_weight()`, without the gain where that is applied to the output.
-
-        A tracer of torch.fx records that the weight is read, so that its graph reads the weight anew whenever it runs.
-        """
-        if isinstance(self.frozen, fx.Proxy):
-            tracer: Any = self.frozen.tracer
-            layer = tracer.create_proxy("get_attr", tracer.path_of_module(self), (), {})
-            return tracer.create_proxy("call_function", getattr, (layer, self._weight_name), {})
-        weight = self._compute_weight().to(self.compute_dtype)
-        return EscapedWeight(self, weight) if self._escapes and _thread() not in self._running else weight
-
-    def register_parameter(self, name: str, param: Any) -> None:
-        if name == self._weight_name:
-            raise NotKept(
-                f"{self.ticket_name}: its weight is computed from frozen weights and scores, so it can't be assigned or fused; "
-                "`mptify export --to dense` writes the weights for the dense network, where that can be done."
-            )
-        super().register_parameter(name, param)  # type: ignore[misc]
-
-    def _compute_weight(self) -> Tensor:
-        """The weight that an operation takes: without the gain where that comes behind."""
-        weight, gain, _ = self._running.get(_thread()) or self._live()
-        return self._attached(weight, gain, divide=self.gain_outside)
-
-    def _attached(self, weight: Tensor, gain: Tensor, divide: bool) -> Tensor:
-        if self.is_bare:
-            return weight
-        return functional.attach(self.scores, self.frozen, weight, gain, self.score_grad, divide)
-
-    def _live(self) -> functional.Chosen:
-        """Effective weight and gain, up to date."""
-        if self.is_bare:
-            return functional.Chosen(self._fetched(), self.bare_gain)
-        if torch.compiler.is_exporting():  # what is exported is a snapshot, taken by `eval()`
-            if self._chosen is None:
-                raise CannotConvert(f"{self.ticket_name}: call eval() on the model before exporting it, so that its mask is settled.")
-        elif torch.compiler.is_compiling() and self.threshold is None:
-            return functional.traceable_choose(self.scores, self.frozen, self.kept, self.weight_bits, not self.gain_outside)
-        elif torch.compiler.is_compiling():
-            torch.compiler.disable(self.refresh_)()
-        else:
-            self.refresh_()
-        assert self._chosen is not None
-        return self._chosen
-
-    # -- keeping the mask fresh ----------------------------------------------------------------------------------------
-
-    def refresh_(self) -> None:
-        """Recompute mask and gain if the scores, or how many to keep, changed since the last time."""
-        if self.is_bare:
-            return
-        if self.threshold is not None:
-            self.threshold.refresh_()
-            return
-        if not self.is_fresh():
-            with torch.inference_mode(False):
-                settings: Any = {"weight_bits": self.weight_bits, "scaled": not self.gain_outside}
-                if self._chosen is not None:
-                    settings |= {"into": self._chosen.weight.detach(), "hint": self._chosen.hint}
-                self._settle(functional.choose(self.scores, self.frozen, self.kept, **settings))
-
-    def is_fresh(self) -> bool:
-        """Whether the mask belongs to the scores as they are now."""
-        if self._seen is None or self._chosen is None or self.scores.is_inference():
-            return False
-        return self._seen[0]() is self.scores and self._seen[1:] == (self._chosen.weight._version, *self._state())
-
-    def _state(self) -> tuple:
-        kept = self.kept if self.threshold is None else self.threshold.kept
-        version = None if self.scores.is_inference() else self.scores._version
-        return version, self.scores.data_ptr(), self.scores.device, kept
-
-    def _settle(self, chosen: functional.Chosen) -> None:
-        self._chosen, self._mask = chosen, None
-        # The weight that is handed out shares this one's memory: whoever writes to it, as nn.init does, raises its version.
-        self._seen = (weakref.ref(self.scores), chosen.weight._version, *self._state())
-
-    def take_mask_(self, mask: Tensor) -> None:
-        """Use a mask that was made elsewhere, by a threshold shared with other layers."""
-        if not mask.is_meta:
-            self.kept = int(mask.sum())
-        survivors = functional.survivors(self.frozen, mask)
-        self._settle(functional.weigh(self.frozen, survivors, self._kept, self.weight_bits, not self.gain_outside))
-        self._mask = mask
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def hold_(self, mask: Tensor, frozen: Tensor, gain: float, kept: int) -> None:
-        """Become a found ticket, in place: these `kept` survivors of these weights, whose mean magnitude is `gain`.
-
-        The scores are 1 for survivors and 0 for the rest. With 1-bit weights, all of `frozen` are ±`gain`: then the mask, the
-        gain and the effective weight that are set here are those that the scores give again, whenever they are asked.
-        A threshold shared with other layers is given up. A bare layer takes the effective weight alone.
-        """
-        self.threshold = None
-        self.kept = kept
-        size = gain if self.weight_bits == 1 else 1.0
-        if self.is_bare:
-            self._hold_bare_(self.bare_weight(mask, frozen), mask, size)
-            return
-        self.frozen.copy_(frozen)
-        self.scores.copy_(mask)
-        weight = torch.empty_like(self.frozen) if self._chosen is None else self._chosen.weight.detach()
-        torch.mul(functional.sign(self.frozen) if self.gain_outside else self.frozen, self.scores, out=weight)
-        self._settle(functional.Chosen(weight, torch.tensor(size, dtype=torch.float32, device=self.scores.device)))
-
-    def set_prune_(self, prune: float) -> None:
-        """Remove another fraction from now on (a prune schedule's step)."""
-        if self.is_bare:
-            raise BadConfig(f"{self.ticket_name}: was loaded from a file without scores, which would say what to remove.")
-        if self.threshold is not None:
-            self.threshold.set_prune_(prune)
-        else:
-            self.kept = functional.kept_count(self.count, prune)
-        self._refresh_in_eval()
+        return self.activation_bits == 1 and self.weight_bits == 1 and self._linear_in_weight
 
     @property
     def kept(self) -> int:
@@ -300,99 +197,370 @@ class Ticketed(Bare):
     def kept(self, kept: int) -> None:
         self._kept = kept
 
+    @property
+    def mask(self) -> Tensor:
+        """Which weights survive (bool)."""
+        weight, gain, _ = self._current()
+        if self._mask is not None:
+            return self._mask
+        if self.state is not WeightState.SEARCHING:
+            return weight != 0
+        nonzero_survivors = self.weight_bits == 1 and not weight.is_meta and bool(gain > 0)
+        self._mask = weight != 0 if nonzero_survivors else topk.select_mask(self.scores, self.kept)
+        return self._mask
+
+    @property
+    def gain(self) -> Tensor:
+        """The layer's scale; 1 for 32-bit weights, which keep their own magnitudes."""
+        return self._current().gain
+
+    @property
+    def sign(self) -> Tensor:
+        """The frozen signs, ±1; in a layer without scores, those of the survivors."""
+        return topk.sign(self._stored)
+
+    def survivor_values(self) -> Tensor:
+        """The surviving weights in row-major order; of 1-bit weights, only the signs matter."""
+        weight = self.frozen if self.state is WeightState.SEARCHING else self._current().weight
+        return weight.detach()[self.mask]
+
+    def ticket_weight(self) -> Tensor:
+        """The effective weight: gain · mask ⊙ sign (1-bit) or mask ⊙ frozen (32-bit)."""
+        weight, gain, _ = self._current()
+        weight = weight * gain if self.scales_output else weight
+        return self._straight_through(weight, gain, unscaled=False)
+
+    def operand(self) -> Tensor:
+        """The weight as the layer's operation takes it: without a gain that scales the output."""
+        weight, gain, _ = self._current()
+        weight = self._straight_through(weight, gain, unscaled=self.scales_output)
+        return weight.to(self.compute_dtype)
+
+    @property
+    def weight(self) -> Any:
+        """`operand()`, for code that reads the weight of a torch layer.
+
+        If `weight_escapes`, a [`QuantizingWeight`][mptify.nn.quantizing_weight.QuantizingWeight].
+        A torch.fx tracer records the read, so that its graph reads the weight each time it runs.
+        """
+        stored: Any = self._stored
+        if isinstance(stored, fx.Proxy):
+            tracer: Any = stored.tracer
+            layer = tracer.create_proxy("get_attr", tracer.path_of_module(self), (), {})
+            return tracer.create_proxy("call_function", getattr, (layer, self.weight_name), {})
+        return QuantizingWeight(self) if self.weight_escapes else self.operand()
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        if name == self.weight_name:
+            raise NotKept(
+                f"{self.ticket_name}: its weight is computed from frozen weights and scores, so it "
+                "can't be assigned or fused; `mptify export --to dense` writes the weights for the "
+                "dense network, where that can be done."
+            )
+        super().register_parameter(name, param)  # type: ignore[misc]
+
+    # -- the effective weight --------------------------------------------------------------------
+
+    def _current(self) -> topk.Selection:
+        """The effective weight and gain, up to date."""
+        if self._traced is not None:
+            return self._traced
+        if self.state is WeightState.FIXED:
+            return topk.Selection(self.fixed_weight, self.fixed_gain)
+        if self.state is WeightState.LAZY:
+            return topk.Selection(self._load(), self.fixed_gain)
+        if torch.compiler.is_exporting():  # exports the selection that `eval()` has made
+            if self._selection is None:
+                raise CannotConvert(f"{self.ticket_name}: call eval() on the model before exporting it, so that its mask is settled.")
+        elif torch.compiler.is_compiling() and self.threshold is None:
+            scaled = not self.scales_output
+            return topk.traceable_select(self.scores, self.frozen, self.kept, self.weight_bits, scaled)
+        elif torch.compiler.is_compiling():
+            torch.compiler.disable(self.refresh_)()
+        else:
+            self.refresh_()
+        assert self._selection is not None
+        return self._selection
+
+    def _straight_through(self, weight: Tensor, gain: Tensor, unscaled: bool) -> Tensor:
+        if self.state is not WeightState.SEARCHING:
+            return weight
+        return topk.straight_through_weight(self.scores, self.frozen, weight, gain, self.score_grad, unscaled)
+
+    def refresh_(self) -> None:
+        """Recompute mask and gain if the scores, or how many to keep, have changed."""
+        if self.state is not WeightState.SEARCHING:
+            return
+        if self.threshold is not None:
+            self.threshold.refresh_()
+            return
+        if self.is_fresh():
+            return
+        reuse: dict[str, Any] = {}
+        if self._selection is not None:
+            reuse = {"out": self._selection.weight.detach(), "hint": self._selection.hint}
+        with torch.inference_mode(False):
+            bits, scaled = self.weight_bits, not self.scales_output
+            self._remember(topk.select(self.scores, self.frozen, self.kept, weight_bits=bits, scaled=scaled, **reuse))
+
+    def is_fresh(self) -> bool:
+        """Whether the mask belongs to the scores as they are now."""
+        if self._made_from is None or self._selection is None or self.scores.is_inference():
+            return False
+        scores, *rest = self._made_from
+        return scores() is self.scores and rest == [
+            self._selection.weight._version, *self._score_version(),
+        ]  # fmt: skip
+
+    def _score_version(self) -> tuple:
+        kept = self._kept if self.threshold is None else self.threshold.kept
+        version = None if self.scores.is_inference() else self.scores._version
+        return version, self.scores.data_ptr(), self.scores.device, kept
+
+    def _remember(self, selection: topk.Selection, mask: Tensor | None = None) -> None:
+        self._selection, self._mask = selection, mask
+        # `weight` shares memory with the selection: code that writes to it raises its version.
+        version = selection.weight._version
+        self._made_from = (weakref.ref(self.scores), version, *self._score_version())
+
+    def _forget(self) -> None:
+        self._selection = self._mask = self._made_from = None
+
+    def _refresh_in_eval(self) -> None:
+        if not self.training and not self.is_meta and self.threshold is None:
+            self.refresh_()
+
+    def set_prune_(self, prune: float) -> None:
+        """Remove another fraction of the weights from now on (a step of a prune schedule)."""
+        if self.state is not WeightState.SEARCHING:
+            raise BadConfig(f"{self.ticket_name}: was loaded from a file, without the scores that say which weights to remove.")
+        if self.threshold is not None:
+            self.threshold.set_prune_(prune)
+        else:
+            self.kept = topk.kept_count(self.count, prune)
+        self._refresh_in_eval()
+
+    def set_mask_(self, mask: Tensor) -> None:
+        """Use the mask that a threshold shared with other layers has selected."""
+        if not mask.is_meta:
+            self.kept = int(mask.sum())
+        signs = topk.survivors(self.frozen, mask)
+        scaled = not self.scales_output
+        self._remember(topk.weigh(self.frozen, signs, self._kept, self.weight_bits, scaled), mask)
+
+    # -- tickets from files ----------------------------------------------------------------------
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def set_ticket_(self, mask: Tensor, weights: Tensor, gain: float, kept: int) -> None:
+        """Hold a given ticket, in place.
+
+        A layer without scores takes the effective weight alone. A layer with scores takes 1 as the
+        score of survivors and 0 for the rest; with 1-bit weights, all of `weights` are ±`gain`.
+        Then the scores give the same mask, gain and effective weight as those set here.
+
+        Args:
+            mask: The survivors.
+            weights: The frozen weights.
+            gain: The mean magnitude of the survivors; ignored for 32-bit weights.
+            kept: The number of survivors.
+        """
+        self.threshold = None
+        self.kept = kept
+        gain = gain if self.weight_bits == 1 else 1.0
+        if self.state is not WeightState.SEARCHING:
+            effective = self.effective_weight(mask, weights)
+            if self.state is WeightState.LAZY:
+                self._parameters["fixed_weight"] = _without_grad(torch.empty_like(effective))
+                self.state = WeightState.FIXED
+                del self._load
+            self.fixed_weight.copy_(effective)
+            self.fixed_gain.fill_(gain)
+            zero_survivors = not torch.equal(effective != 0, mask)
+            self._mask = mask.to(self.fixed_weight.device) if zero_survivors else None
+            return
+        self.frozen.copy_(weights)
+        self.scores.copy_(mask)
+        if self._selection is None:
+            weight = torch.empty_like(self.frozen)
+        else:
+            weight = self._selection.weight.detach()
+        operand = topk.sign(self.frozen) if self.scales_output else self.frozen
+        torch.mul(operand, self.scores, out=weight)
+        scale = torch.tensor(gain, dtype=torch.float32, device=self.scores.device)
+        self._remember(topk.Selection(weight, scale))
+
+    def effective_weight(self, mask: Tensor, weights: Tensor) -> Tensor:
+        """The `fixed_weight` of a ticket: without a gain that scales the output."""
+        return (topk.sign(weights) if self.scales_output else weights) * mask
+
+    def drop_scores_(self, share_with: Ticketed | None = None) -> None:
+        """Drop scores and frozen weights, and hold one effective weight (see `set_ticket_`).
+
+        Args:
+            share_with: A layer whose effective weight this one shares.
+        """
+        self.threshold = None
+        self._forget()
+        if share_with is None:
+            device = torch.device("cpu") if self.is_meta else self._stored.device
+            empty = torch.empty(self.shape, dtype=torch.float32, device=device)
+            weight, gain = _without_grad(empty), torch.ones((), device=device)
+        else:
+            weight, gain = share_with.fixed_weight, share_with.fixed_gain
+        self._parameters["fixed_weight"], self._buffers["fixed_gain"] = weight, gain
+        self._parameters["frozen"] = self._parameters["scores"] = None
+        self.state = WeightState.FIXED
+
+    def load_lazily_(self, load: Callable[[], Tensor], gain: float, kept: int) -> None:
+        """Hold no weight at all: call `load` whenever it is read, until `set_ticket_`."""
+        self.drop_scores_()
+        empty = torch.empty(self.shape, device="meta")
+        self._parameters["fixed_weight"] = _without_grad(empty)
+        self.fixed_gain.fill_(gain if self.weight_bits == 1 else 1.0)
+        self.kept, self._load, self.state = kept, load, WeightState.LAZY
+
+    # -- nn.Module -------------------------------------------------------------------------------
+
     def train(self, mode: bool = True) -> Any:
         if not mode:
             self.refresh_()
         return super().train(mode)  # type: ignore[misc]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # Scores and frozen weights are float32 masters: `.half()` changes what is computed in, never them.
-        masters = (self.frozen, self.bare_gain) if self.is_bare else (self.frozen, self.scores, self.scores.grad)
+        # Scores and weights stay float32: `.half()` changes only the dtype of the computation.
+        masters = [self.frozen, self.scores, self.fixed_weight, self.fixed_gain]
+        masters += [] if self.scores is None else [self.scores.grad]
 
-        def keeping_masters_wide(tensor: Tensor) -> Tensor:
+        def keep_masters_wide(tensor: Tensor) -> Tensor:
             applied = fn(tensor)
-            if any(tensor is master for master in masters):
-                self.compute_dtype = applied.dtype
-                return (applied if applied.dtype == tensor.dtype else tensor.to(applied.device)).contiguous()
-            return applied
+            if not any(tensor is master for master in masters):
+                return applied
+            self.compute_dtype = applied.dtype
+            same = applied.dtype == tensor.dtype
+            return (applied if same else tensor.to(applied.device)).contiguous()
 
-        super()._apply(keeping_masters_wide, recurse)  # type: ignore[misc]
-        if self.is_bare:
-            self._mask = None if self._mask is None else fn(self._mask)
-            return self
-        self._forget()
-        self._refresh_in_eval()
+        super()._apply(keep_masters_wide, recurse)  # type: ignore[misc]
+        if self.state is WeightState.SEARCHING:
+            self._forget()
+            self._refresh_in_eval()
+        elif self._mask is not None:
+            self._mask = fn(self._mask)
         return self
-
-    def _refresh_in_eval(self) -> None:
-        if not self.training and not self.frozen.is_meta and self.threshold is None:
-            self.refresh_()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
         self._refresh_in_eval()
 
     def __getstate__(self) -> dict:
-        # Caches stay behind; ids and version counters of another object mean nothing in a copy.
-        mask = self._mask if self.is_bare else None
-        return self.__dict__ | {"_chosen": None, "_mask": mask, "_seen": None, "_running": {}}
+        # A copy makes its own selection: version counters of another tensor mean nothing there.
+        mask = None if self.state is WeightState.SEARCHING else self._mask
+        return self.__dict__ | {"_selection": None, "_mask": mask, "_made_from": None}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self._refresh_in_eval()
 
     def __reduce__(self) -> Any:
-        base = type(self) if type(self).__module__ != _DYNAMIC_MODULE else self.stands_for()
-        return _empty_ticket, (base, self._weight_name), self.__getstate__()
+        dynamic = type(self).__module__ == _DYNAMIC_MODULE
+        base = self.dense_class() if dynamic else type(self)
+        return _empty_ticket, (base, self.weight_name), self.__getstate__()
 
     def __prepare_scriptable__(self) -> Any:
         """Called by `torch.jit.script`."""
         raise NoTorchScript
 
-    # -- running -------------------------------------------------------------------------------------------------------
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        recorded = recorded_call(self, args, kwargs, self.frozen)
-        if recorded is not None:
-            return recorded
-        if args:
-            args = (self._prepare(args[0]), *args[1:])
-        else:  # called by keyword: the input comes first there too
-            name = next(iter(kwargs))
-            kwargs[name] = self._prepare(kwargs[name])
-        thread = _thread()
-        chosen = self._running[thread] = self._live()
-        try:
-            y = super().forward(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            del self._running[thread]
-        return self.finish(y, chosen.gain)
-
-    def finish(self, y: Tensor, gain: Tensor) -> Tensor:
-        """What comes behind the layer's own operation: the gain, where it multiplies the output, and the offset."""
-        y = y * gain.to(y.dtype) if self.gain_outside else y
-        return y if self.offset is None else y + along(self.offset, self).to(y.dtype)
-
-    def _prepare(self, x: Tensor) -> Tensor:
-        return x if self.before is None else self.before(x)
-
-    channel_axis = 1
-
     def extra_repr(self) -> str:
-        plain = super().extra_repr()  # type: ignore[misc]
-        plain = re.sub(r", (bias=False|stride=\(1(, 1)*,?\))", "", plain)
-        gain = "meta" if self.frozen.is_meta else f"{float(self.gain):.4f}"
-        tail = f"bits={self.weight_bits}/{self.activation_bits}, kept={self.kept}/{self.count}, gain={gain}"
-        return f"{plain}, {tail}" if plain else tail
+        dense = super().extra_repr()  # type: ignore[misc]
+        dense = re.sub(r", (bias=False|stride=\(1(, 1)*,?\))", "", dense)
+        gain = "meta" if self.is_meta else f"{float(self.gain):.4f}"
+        bits = f"{self.weight_bits}/{self.activation_bits}"
+        ticket = f"bits={bits}, kept={self.kept}/{self.count}, gain={gain}"
+        return f"{dense}, {ticket}" if dense else ticket
 
     def __repr__(self) -> str:
-        name = type(self).__name__
-        before = f" after {self.before}" if self.before is not None else ""
-        return f"{name}({self.extra_repr()}){before}"
+        quantizer = self.input_quantizer
+        after = "" if quantizer is None else f" after {quantizer}"
+        return f"{type(self).__name__}({self.extra_repr()}){after}"
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        recorded = recorded_call(self, args, kwargs, self._stored)
+        if recorded is not None:
+            return recorded
+        if self.weight_escapes:
+            return self._without_escape().forward(*args, **kwargs)
+        if args:
+            args = (self.quantize_input(args[0]), *args[1:])
+        else:  # called by keyword; the input is the first argument there too
+            name = next(iter(kwargs))
+            kwargs[name] = self.quantize_input(kwargs[name])
+        if not torch.compiler.is_compiling():
+            return self.finish(super().forward(*args, **kwargs))  # type: ignore[misc]
+        # The compiled graph selects once for weight and gain. Only the tracer sees the attribute.
+        self._traced = self._current()
+        try:
+            return self.finish(super().forward(*args, **kwargs))  # type: ignore[misc]
+        finally:
+            self._traced = None
+
+    def _without_escape(self) -> Any:
+        """This layer with the same tensors, for `forward`, which quantizes its input itself."""
+        self.refresh_()
+        alias = type(self).__new__(type(self))
+        alias.__dict__.update(self.__dict__, weight_escapes=False)
+        return alias
+
+    def quantize_input(self, x: Tensor) -> Tensor:
+        """The input as the layer's operation takes it."""
+        return x if self.input_quantizer is None else self.input_quantizer(x)
+
+    def finish(self, y: Tensor) -> Tensor:
+        """The layer's output from that of its operation: times the gain, plus the bias."""
+        return self.add_bias(self.scale(y), self.output_bias)
+
+    def scale(self, y: Tensor) -> Tensor:
+        """Multiply by the gain, if it scales the output."""
+        return y * self.gain.to(y.dtype) if self.scales_output else y
+
+    def add_bias(self, y: Tensor, bias: Tensor | None) -> Tensor:
+        """Add a bias along the layer's output channels."""
+        if bias is None:
+            return y
+        if self.channel_axis != -1:
+            bias = bias.view(-1, *[1] * (len(self.shape) - 2))
+        return y + bias.to(y.dtype)
+
+    def run(
+        self,
+        function: Callable[..., Tensor] | str,
+        x: Tensor,
+        bias: Tensor | None,
+        *args: Any,
+        quantize: bool = True,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Call `function(x, weight, bias, ...)` as the layer itself would.
+
+        Args:
+            function: One of `torch.nn.functional`, or its name.
+            x: The input.
+            bias: A bias that the function would add.
+            *args: Further arguments of the function.
+            quantize: Whether the input still has to be quantized.
+            **kwargs: Further arguments of the function.
+        """
+        function = getattr(F, function) if isinstance(function, str) else function
+        x = self.quantize_input(x) if quantize else x
+        if not self.scales_output:
+            return function(x, self.operand(), bias, *args, **kwargs)
+        y = function(x, self.operand(), None, *args, **kwargs)
+        return self.add_bias(self.scale(y), bias)
 
 
-def _thread() -> int:
-    return 0 if torch.compiler.is_compiling() else threading.get_ident()
+def _without_grad(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
 
 
 def _empty_ticket(base: type, weight_name: str) -> Any:
@@ -400,56 +568,63 @@ def _empty_ticket(base: type, weight_name: str) -> Any:
     return cls.__new__(cls)
 
 
-def _frozen(weight: Tensor, config: TicketConfig, name: str, deviation: float) -> Tensor:
+def _frozen(weight: Tensor, config: TicketConfig, name: str, std: float) -> Tensor:
     if config.init == "keep":
-        return weight.detach().to(torch.float32).contiguous() + 0.0  # -0.0 becomes 0.0, whose sign is +1
+        # Adding 0 turns -0.0 into 0.0, whose sign is +1.
+        return weight.detach().to(torch.float32).contiguous() + 0.0
     shape = tuple(weight.shape)
-    return _on_device(lambda: init.frozen_weight(config.seed, name, shape, config.init, deviation), shape, weight.device)
+
+    def draw() -> Any:
+        return init.frozen_weight(config.seed, name, shape, config.init, std)
+
+    return _drawn(draw, shape, weight.device)
 
 
-def _on_device(draw: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def _drawn(draw: Callable[[], Any], shape: tuple[int, ...], device: torch.device) -> Tensor:
     if device.type == "meta":
         return torch.empty(shape, dtype=torch.float32, device=device)
     return torch.from_numpy(draw().reshape(shape)).to(device)
 
 
-# To a type checker these clash with torch's: `weight` can only be read, and `forward` takes whatever the layer's own does.
+# To a type checker these classes clash with torch's: `weight` is read-only, and `forward` takes
+# whatever the dense layer's does.
 
 
 class TicketConv1d(Ticketed, nn.Conv1d):  # type: ignore[misc, override]
-    """A conv whose weights are a ticket's."""
+    """A ticket layer in place of `nn.Conv1d`."""
 
 
 class TicketConv2d(Ticketed, nn.Conv2d):  # type: ignore[misc, override]
-    """A conv whose weights are a ticket's."""
+    """A ticket layer in place of `nn.Conv2d`."""
 
 
 class TicketConv3d(Ticketed, nn.Conv3d):  # type: ignore[misc, override]
-    """A conv whose weights are a ticket's."""
+    """A ticket layer in place of `nn.Conv3d`."""
 
 
 class TicketConvTranspose1d(Ticketed, nn.ConvTranspose1d):  # type: ignore[misc, override]
-    """A transposed conv whose weights are a ticket's."""
+    """A ticket layer in place of `nn.ConvTranspose1d`."""
 
 
 class TicketConvTranspose2d(Ticketed, nn.ConvTranspose2d):  # type: ignore[misc, override]
-    """A transposed conv whose weights are a ticket's."""
+    """A ticket layer in place of `nn.ConvTranspose2d`."""
 
 
 class TicketConvTranspose3d(Ticketed, nn.ConvTranspose3d):  # type: ignore[misc, override]
-    """A transposed conv whose weights are a ticket's."""
+    """A ticket layer in place of `nn.ConvTranspose3d`."""
 
 
 class TicketLinear(Ticketed, nn.Linear):  # type: ignore[misc, override]
-    """A linear layer whose weights are a ticket's."""
+    """A ticket layer in place of `nn.Linear`."""
 
     channel_axis = -1
 
 
 class TicketParameter(Ticketed, nn.Module):
-    """The ticket of a bare parameter: of one that its owner hands to `F.linear` or `F.conv*` itself.
+    """The ticket of a parameter that its owner passes to `F.linear` or `F.conv*` itself.
 
-    The owner keeps its class and reads the parameter by its old name; calling this module runs the operation of that name.
+    The owner keeps its class and reads the parameter by its old name. Calling this module runs the
+    function of the given name.
     """
 
     bias = None
@@ -460,10 +635,10 @@ class TicketParameter(Ticketed, nn.Module):
         self.channel_axis = axis
 
     def forward(self, x: Tensor, function: str = "linear", *args: Any, **kwargs: Any) -> Any:
-        recorded = recorded_call(self, (x, function, *args), kwargs, self.frozen)
+        recorded = recorded_call(self, (x, function, *args), kwargs, self._stored)
         if recorded is not None:
             return recorded
-        return apply_weight(self, function, x, None, *args, **kwargs)
+        return self.run(function, x, None, *args, **kwargs)
 
 
 _STATIC: dict[type, type[Ticketed]] = {
@@ -480,25 +655,27 @@ _DYNAMIC_MODULE = f"{__name__}.dynamic"
 
 
 def ticket_class(layer_type: type, weight_name: str = "weight") -> type[Ticketed]:
-    """The ticket version of a layer class: `Ticket<Name>`, a `Ticketed` subclass of it, made once per class."""
+    """The ticket version of a layer class: `Ticket<Name>`, made once per class."""
     if layer_type in _STATIC and weight_name == "weight":
         return _STATIC[layer_type]
     key = (layer_type, weight_name)
     if key not in _DYNAMIC:
-        body: dict[str, Any] = {"__module__": _DYNAMIC_MODULE, "__doc__": f"{layer_type.__name__} with a ticket's weights."}
+        name = layer_type.__name__
+        doc = f"A ticket layer in place of `{name}`."
+        body: dict[str, Any] = {"__module__": _DYNAMIC_MODULE, "__doc__": doc}
         if weight_name != "weight":
-            body |= {"_weight_name": weight_name, weight_name: Ticketed.weight}
+            body |= {"weight_name": weight_name, weight_name: Ticketed.weight}
         if issubclass(layer_type, nn.Linear):
             body["channel_axis"] = -1
-        return _DYNAMIC.setdefault(key, type(f"Ticket{layer_type.__name__}", (Ticketed, layer_type), body))
+        return _DYNAMIC.setdefault(key, type(f"Ticket{name}", (Ticketed, layer_type), body))
     return _DYNAMIC[key]
 
 
-def _notice_fused_step(optimizer: Any, *_: Any) -> None:
-    """A fused optimizer changes the scores without raising their version, by which a layer knows its mask is stale."""
+def _raise_versions_of_fused_steps(optimizer: Any, *_: Any) -> None:
+    """Fused optimizers change scores without raising the version by which layers notice it."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             torch.autograd.graph.increment_version(group["params"])
 
 
-register_optimizer_step_post_hook(_notice_fused_step)
+register_optimizer_step_post_hook(_raise_versions_of_fused_steps)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from mptify.nn.build import open_library
 
-__all__ = ["NO_HINT", "Hint", "can_choose", "can_map", "choose", "library", "pull", "pull_sign", "sign"]
+__all__ = ["NO_HINT", "Hint", "can_map", "can_select", "library", "score_gradient", "select", "sign", "sign_gradient"]
 
-_EDITION = 1
+_EDITION = 2
 _KINDS = {True: 0, False: 1, "weights": 2}  # gain · M ⊙ B, M ⊙ B, M ⊙ W
 _LEAST_REACH = 1 << 13  # in units of the last place: a change by 0.1 %, which holds a thousandth of the scores
 
@@ -39,18 +39,18 @@ def _load() -> ctypes.CDLL | None:
     address, count, number, bits = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint32
     found.mptify_select.restype = bits
     found.mptify_select.argtypes = [address] * 3 + [count, count, number, bits, bits, number, ctypes.POINTER(ctypes.c_float)]
-    for function in (found.mptify_pull, found.mptify_sign, found.mptify_pull_sign):
+    for function in (found.mptify_score_gradient, found.mptify_sign, found.mptify_sign_gradient):
         function.restype = None
     found.mptify_sign.argtypes = [address] * 2 + [count, number]
-    found.mptify_pull_sign.argtypes = [address] * 3 + [count, ctypes.c_float, number]
-    found.mptify_pull.argtypes = [address] * 4 + [count, ctypes.c_float, number, number]
+    found.mptify_sign_gradient.argtypes = [address] * 3 + [count, ctypes.c_float, number]
+    found.mptify_score_gradient.argtypes = [address] * 4 + [count, ctypes.c_float, number, number]
     return found
 
 
 library = _load()
 
 
-def can_choose(values: Tensor, weight: Tensor) -> bool:
+def can_select(values: Tensor, weight: Tensor) -> bool:
     """Whether the library can work on these: on a CPU, in float32, with nothing between the numbers."""
     return (
         library is not None
@@ -63,7 +63,7 @@ def can_choose(values: Tensor, weight: Tensor) -> bool:
 
 
 def can_map(*values: Tensor) -> bool:
-    """Whether the library can go through these side by side: as `can_choose`, but in any order that they share."""
+    """Whether the library can go through these side by side: as `can_select`, but in any order that they share."""
     return (
         library is not None
         and not torch.compiler.is_compiling()
@@ -73,7 +73,7 @@ def can_map(*values: Tensor) -> bool:
     )
 
 
-def choose(scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | str, hint: Hint) -> tuple[float, Hint]:
+def select(scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | str, hint: Hint) -> tuple[float, Hint]:
     """Write the effective weight into `out`; returns the gain, and a hint for the next time."""
     assert library is not None
     gain = ctypes.c_float()
@@ -85,11 +85,11 @@ def choose(scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | 
     return gain.value, Hint(threshold, min(max(4 * moved, hint.reach // 2, _LEAST_REACH), 1 << 18))
 
 
-def pull(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -> Tensor:
+def score_gradient(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -> Tensor:
     """grad ⊙ weight ⊙ sgn(scores) · by, or with `signs` the weight's signs in place of the weight."""
     assert library is not None
     out = torch.empty_like(scores)  # strides of dimensions of size 1 as they are there: DistributedDataParallel compares them
-    library.mptify_pull(
+    library.mptify_score_gradient(
         grad.data_ptr(), weight.data_ptr(), scores.data_ptr(), out.data_ptr(), grad.numel(), by, signs, torch.get_num_threads()
     )
     return out
@@ -103,9 +103,9 @@ def sign(x: Tensor) -> Tensor:
     return out
 
 
-def pull_sign(grad: Tensor, x: Tensor, width: float) -> Tensor:
+def sign_gradient(grad: Tensor, x: Tensor, width: float) -> Tensor:
     """The gradient of a sign's spline: grad · max(0, 2/t · (1 - |x|/t))."""
     assert library is not None
     out = torch.empty_like(x)
-    library.mptify_pull_sign(grad.data_ptr(), x.data_ptr(), out.data_ptr(), x.numel(), width, torch.get_num_threads())
+    library.mptify_sign_gradient(grad.data_ptr(), x.data_ptr(), out.data_ptr(), x.numel(), width, torch.get_num_threads())
     return out

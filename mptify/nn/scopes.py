@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mptify.errors import MptifyError
-from mptify.nn import functional
+from mptify.nn import topk
 from mptify.registry import scopes
 
 __all__ = ["GlobalThreshold", "SharedThreshold", "per_layer"]
@@ -57,7 +57,7 @@ class SharedThreshold:
     def set_prune_(self, prune: float) -> None:
         """Remove another fraction from now on."""
         counts = [layer.count for layer in self._owners()]
-        self.kept = max(functional.kept_count(sum(counts), prune), sum(map(self.floor_of, counts)))
+        self.kept = max(topk.kept_count(sum(counts), prune), sum(map(self.floor_of, counts)))
 
     @torch.inference_mode(False)
     def refresh_(self) -> None:
@@ -72,7 +72,7 @@ class SharedThreshold:
                 raise MptifyError(f"{layer.ticket_name}: {type(self).__name__}.select has to return {what}.")
         by_scores = dict(zip((id(layer.scores) for layer in owners), masks, strict=True))
         for layer in self.layers:
-            layer.take_mask_(by_scores[id(layer.scores)])
+            layer.set_mask_(by_scores[id(layer.scores)])
 
     def _owners(self) -> list[Any]:
         """The layers without those whose scores are another's."""
@@ -94,8 +94,8 @@ class GlobalThreshold(SharedThreshold):
         ranked = []
         for values in scores:
             magnitudes = values.abs().contiguous().view(-1)
-            safe = functional.select_mask(magnitudes, self.floor_of(values.numel()))
+            safe = topk.select_mask(magnitudes, self.floor_of(values.numel()))
             ranked.append(magnitudes.nan_to_num(torch.inf, torch.inf).masked_fill(safe, torch.nan).to(scores[0].device))
-        mask = functional.select_mask(torch.cat(ranked), kept)
+        mask = topk.select_mask(torch.cat(ranked), kept)
         parts = mask.split([len(values) for values in ranked])
         return [part.view(values.shape).to(values.device) for part, values in zip(parts, scores, strict=True)]

@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from mptify.nn.layers import Ticketed, TicketParameter
-from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
+from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, TokenBatchNorm
+from mptify.nn.quantizers import Sign
 from mptify.surgery import Plan, layer_registry, ticket_layers
 from mptify.surgery.dataflow import node_kind
 from mptify.surgery.plan import plan_of
@@ -118,8 +119,8 @@ class _Walk:
         if not isinstance(layer, Ticketed):
             weight = layer if isinstance(layer, Tensor) else getattr(layer, layer_registry.find(layer).weight)  # type: ignore[union-attr]
             return self.add(name, "dense", [f"{kind} {_shape(weight.shape)}", self.reasons.get(name, "dense")], sources)
-        if layer.before is not None:
-            sources = self.add(f"{name}_input_norm", "norm", [_norm_text(layer.before[0])], sources)
+        if layer.input_quantizer is not None:
+            sources = self.add(f"{name}_input_norm", "norm", [_norm_text(layer.input_quantizer[0])], sources)
             sources = self.add(f"{name}_input_sign", "edge", ["Sign"], sources)
         planned = self.planned.get(name, self.planned[layer.ticket_name])
         detail = [f"{kind} {_shape(planned.shape)}", f"keeps {100 * layer.kept / layer.count:.3g}% of {short_count(layer.count)}"]
@@ -210,10 +211,11 @@ def _plain_twin(model: nn.Module) -> nn.Module:
         if tickets and not isinstance(module, nn.MultiheadAttention):
             module.__class__ = type(module).__mro__[1]
             for name, ticket in tickets.items():
-                module._parameters[name.removesuffix("_ticket")] = ticket._parameters["frozen"]
+                module._parameters[name.removesuffix("_ticket")] = nn.Parameter(ticket.operand().detach())
         if isinstance(module, Ticketed) and not isinstance(module, TicketParameter):
-            module._parameters[module._weight_name] = module._parameters.pop("frozen")
-            module.__class__ = module.stands_for()
+            name, weight = module.weight_name, module.operand().detach()
+            module.__class__ = module.dense_class()
+            module._parameters[name] = nn.Parameter(weight)
     return twin
 
 

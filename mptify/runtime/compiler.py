@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from mptify.errors import MptifyError, shown
-from mptify.nn.layers import Ticketed
-from mptify.nn.norms import Sign
+from mptify.nn.layers import Ticketed, WeightState
+from mptify.nn.quantizers import Sign
 from mptify.runtime.bitsliced import BitslicedConv
 from mptify.runtime.chains import LAYOUT, in_chains
 from mptify.runtime.joined import JoinedConv
@@ -44,7 +44,7 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
         raise MptifyError(f"A ticket model is needed to pack, not {shown(model)}.")
     if model.training:
         raise MptifyError("A packed program is made from a model in eval(); call model.eval() first.")
-    if not any(isinstance(module, Ticketed) and module.gain_outside for module in model.modules()):
+    if not any(isinstance(module, Ticketed) and module.scales_output for module in model.modules()):
         raise MptifyError("Packed programs are for 1/1 tickets: what 1/32 tickets gain is size, not speed.")
     arguments = _arguments(model, example)
     given = [one for one in tree_leaves(arguments) if isinstance(one, Tensor)]
@@ -105,7 +105,7 @@ def _usual_input(model: nn.Module) -> Tensor:
 def _state_of(model: nn.Module) -> Iterator[Tensor]:
     """All tensors but the weights of layers that fetch them."""
     for module in model.modules():
-        if not (isinstance(module, Ticketed) and module._fetch is not None):
+        if not (isinstance(module, Ticketed) and module.state is WeightState.LAZY):
             yield from (tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None)
 
 
@@ -233,7 +233,7 @@ class _Compiler:
     def finish(self, branch: Any, kernel: Any, planes: fx.Node) -> None:
         """A kernel that gives what the layer does."""
         if self.given is None:
-            kernel.scale_(branch.layer.gain, branch.layer.offset)
+            kernel.scale_(branch.layer.gain, branch.layer.output_bias)
         self.floats[branch.node] = self.call(branch.node, kernel, planes, name="sums")
 
     # -- values --------------------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def _load_packed(ticket: Ticket, path: str | Path, model: nn.Module | None, devi
     _require(model, ticket, path)
     for layer in ticket_layers(model).values():
         found = ticket.layers[layer.ticket_name]
-        layer.fetch_(partial(_effective, layer, found, ticket.config), found.gain, found.kept)
+        layer.load_lazily_(partial(_effective, layer, found, ticket.config), found.gain, found.kept)
     fill_floats_(model, ticket)
     program = pack(model.eval(), _usual_arguments(ticket) if example is None else example)
     for layer in ticket_layers(program).values():  # what stays float
@@ -87,7 +87,7 @@ def as_packed_file(ticket: Ticket, path: str | Path, image: Tensor) -> bytes:
 
 
 def _effective(layer: Any, found: TicketLayer, config: TicketConfig) -> Tensor:
-    return layer.bare_weight(torch.from_numpy(found.mask), torch.from_numpy(found.weights(config)))
+    return layer.effective_weight(torch.from_numpy(found.mask), torch.from_numpy(found.weights(config)))
 
 
 def _usual_arguments(ticket: Ticket) -> Any:

@@ -78,7 +78,7 @@ def _graphs_in(model: nn.Module) -> dict[str, nn.Module]:
         if (
             isinstance(part, fx.GraphModule)
             and not inside
-            and any(isinstance(one, Ticketed) and one.gain_outside for one in part.modules())
+            and any(isinstance(one, Ticketed) and one.scales_output for one in part.modules())
         ):
             found[path] = part
     return found

@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from mptify.nn.layers import TicketConv2d, TicketLinear
-from mptify.nn.norms import ChannelBatchNorm, Sign, TokenBatchNorm
+from mptify.nn.norms import ChannelBatchNorm, TokenBatchNorm
+from mptify.nn.quantizers import Sign
 from mptify.runtime.geometry import Geometry
 
 __all__ = ["Branch", "Head", "Tail", "Tails", "is_concat", "is_plain_pool", "is_through", "module_of"]
@@ -40,7 +41,7 @@ class Branch:
     @property
     def size(self) -> int:
         """Weights per filter."""
-        return self.layer.count // self.layer.frozen.shape[0]
+        return self.layer.count // self.layer.shape[0]
 
     @property
     def is_pooled(self) -> bool:
@@ -59,7 +60,7 @@ class Branch:
 
     def behind(self, sums: Tensor) -> Tensor:
         """The float path, from the layer's sums (1 × filters × 1 × n) on."""
-        return _through(self.steps, self.layer.finish(_turned_to(self.layout, sums), self.layer.gain))
+        return _through(self.steps, self.layer.finish(_turned_to(self.layout, sums)))
 
 
 @dataclass
@@ -122,7 +123,7 @@ class Tails:
     def layer_at(self, node: Any) -> Branch | None:
         """The layer at a node, if it is one that has kernels."""
         layer = module_of(node, self.modules)
-        if type(layer) not in (TicketConv2d, TicketLinear) or not layer.gain_outside or layer.before is not None:
+        if type(layer) not in (TicketConv2d, TicketLinear) or not layer.scales_output or layer.input_quantizer is not None:
             return None
         if layer.compute_dtype != torch.float32:
             return None

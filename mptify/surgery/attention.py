@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mptify.nn.applying import apply_to_prepared, apply_weight
-from mptify.nn.norms import recorded_call
+from mptify.nn.leaf import recorded_call
 
 __all__ = ["TicketMultiheadAttention"]
 
@@ -23,8 +22,8 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
     tensor get a norm each, since they need not have the same statistics.
     """
 
-    key_before: Any  # a `Binarize` each, or None where the attention is to oneself
-    value_before: Any
+    key_quantizer: Any  # an `InputQuantizer` each, or None in self-attention
+    value_quantizer: Any
 
     @staticmethod
     def take_over_(module: nn.MultiheadAttention, tickets: dict[str, Any]) -> None:
@@ -32,7 +31,7 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
         for attribute, ticket in tickets.items():
             del module._parameters[attribute]
             module.add_module(f"{attribute}_ticket", ticket)
-        for name in ("key_before", "value_before"):
+        for name in ("key_quantizer", "value_quantizer"):
             module._modules.setdefault(name, None)
         module.__class__ = TicketMultiheadAttention
 
@@ -98,17 +97,17 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
         if not self._qkv_same_embed_dim:
             biases = (None, None, None) if bias is None else bias.chunk(3)
             return [
-                apply_weight(getattr(self, f"{name}_proj_weight_ticket"), F.linear, one, offset)
+                getattr(self, f"{name}_proj_weight_ticket").run(F.linear, one, offset)
                 for name, one, offset in zip("qkv", (query, key, value), biases, strict=True)
             ]
         ticket: Any = self.in_proj_weight_ticket
-        if self.key_before is None:
+        if self.key_quantizer is None:
             if same:
-                return list(apply_weight(ticket, F.linear, query, bias).chunk(3, dim=-1))
-            prepared = [ticket._prepare(one) for one in (query, key, value)]
+                return list(ticket.run(F.linear, query, bias).chunk(3, dim=-1))
+            prepared = [ticket.quantize_input(one) for one in (query, key, value)]
         else:
-            prepared = [ticket._prepare(query), self.key_before(key), self.value_before(value)]
-        return [apply_to_prepared(ticket, F.linear, one, bias).chunk(3, dim=-1)[i] for i, one in enumerate(prepared)]
+            prepared = [ticket.quantize_input(query), self.key_quantizer(key), self.value_quantizer(value)]
+        return [ticket.run(F.linear, one, bias, quantize=False).chunk(3, dim=-1)[i] for i, one in enumerate(prepared)]
 
     def _append(self, heads: Tensor, bias: Tensor | None) -> Tensor:
         assert bias is not None

@@ -10,7 +10,8 @@ from torch import nn
 
 from mptify.errors import BadConfig, NotKept
 from mptify.models.init_mode import InitMode
-from mptify.nn.functional import kept_count
+from mptify.nn.layers import WeightState
+from mptify.nn.topk import kept_count
 from mptify.surgery import layer_registry
 from mptify.surgery.plan import plan_of
 
@@ -35,7 +36,7 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, fresh)
     model.num_classes = num_classes
-    shape = (num_classes, *old.frozen.shape[1:])
+    shape = (num_classes, *old.shape[1:])
     kept = kept_count(math.prod(shape), plan.config.prune_of(path))
     planned = [replace(layer, shape=shape, kept=kept) if layer.name == path else layer for layer in plan.layers]
     plan.layers = [layer for layer in planned if layer.name != path or num_classes]
@@ -47,9 +48,9 @@ def _output_layer(model: Any) -> str:
     layer = model.get_submodule(layers[0]) if len(layers) == 1 else None
     if layer is None or not any(f"{layers[0]}.".startswith(f"{path}.") for path in model.classifier_paths):
         reason = f"the output comes from {', '.join(layers) or 'no ticket layer'}"
-    elif layer.is_bare:
+    elif layer.state is not WeightState.SEARCHING:
         reason = "it was loaded without scores"
-    elif type(layer).stands_for().__init__ not in (nn.Linear.__init__, nn.Conv2d.__init__):
+    elif type(layer).dense_class().__init__ not in (nn.Linear.__init__, nn.Conv2d.__init__):
         reason = f"it is a {type(layer).__name__}"
     else:
         return layers[0]
@@ -65,11 +66,11 @@ def _fresh_ticket(old: Any, config: Any, path: str, num_classes: int) -> nn.Modu
     else:
         arguments = (old.in_channels, num_classes, old.kernel_size, old.stride, old.padding, old.dilation)
     with InitMode(seed=config.seed):
-        dense = type(old).stands_for()(*arguments, bias=config.bias == "learn").to(old.compute_dtype)
+        dense = type(old).dense_class()(*arguments, bias=config.bias == "learn").to(old.compute_dtype)
     handler = layer_registry.find(dense)
     assert handler is not None
     fresh: Any = handler.convert(dense, config, path)
-    fresh.before = old.before
+    fresh.input_quantizer = old.input_quantizer
     if old.threshold is not None:
         threshold = fresh.threshold = old.threshold
         threshold.layers[threshold.layers.index(old)] = fresh

@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx, nn
 from torch.nn import functional as F
 
-from mptify.nn.applying import CONTRACTIONS
+from mptify.nn.quantizing_weight import CONTRACTIONS
 from mptify.surgery import layer_registry
 
 __all__ = ["Fact", "argument", "node_kind", "walk"]

@@ -11,9 +11,9 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from mptify.config import TicketConfig
-from mptify.nn.applying import apply_weight
 from mptify.nn.layers import Ticketed, TicketParameter
-from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
+from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, TokenBatchNorm
+from mptify.nn.quantizers import Sign
 from mptify.surgery import layer_registry
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.hooks import copy_hooks_, is_hooked
@@ -160,7 +160,7 @@ class _GraphEditor:
         with self.graph.inserting_before(node):
             if norm is not None:
                 value = self._normalised(value, norm, node, _site(node))
-            sign = self._call(f"{_site(node)}_sign", (node.meta["key"], "sign"), Sign(self.config.sign_width), value)
+            sign = self._call(f"{_site(node)}_sign", (node.meta["key"], "sign"), self._sign(), value)
         if self._is_hooked(node):
             first = sign if norm is None else value
             self._hand_on_hooks(node, first, sign)
@@ -186,7 +186,7 @@ class _GraphEditor:
         site = f"{_site(readers[0])}_input"
         with self.graph.inserting_before(readers[0]):
             signed = value if norm is None else self._normalised(value, norm, readers[0], site)
-            signed = self._call(f"{site}_sign", (readers[0].meta["key"], "input", "sign"), Sign(self.config.sign_width), signed)
+            signed = self._call(f"{site}_sign", (readers[0].meta["key"], "input", "sign"), self._sign(), signed)
         for reader in readers:
             _replace_first_input(reader, value, signed)
 
@@ -195,6 +195,9 @@ class _GraphEditor:
             return self._call(
                 f"{site}_norm", (before.meta["key"], site.endswith("_input"), "norm"), make_norm(norm, self.config, self.like), value
             )
+
+    def _sign(self) -> Sign:
+        return Sign(self.config.sign_width, self.config.quantizer)
 
     def _call(self, path: str, key: Any, module: nn.Module, value: fx.Node) -> fx.Node:
         """A call of an inserted module: the one that the other mode's graph put at the same site, or this new one."""
@@ -220,13 +223,13 @@ class _GraphEditor:
         with self.graph.inserting_before(node):
             if isinstance(ticket, TicketParameter):
                 call = self.graph.call_module(f"{relative}_ticket", (given["input"], function.__name__, *rest), options)
-            elif rest or options or (ticket.offset is not None and not self._is_own_bias(given.get("bias"), relative)):
+            elif rest or options or (ticket.output_bias is not None and not self._is_own_bias(given.get("bias"), relative)):
                 bias = given.get("bias")
                 fetched = self.graph.get_attr(relative)
                 if self._is_own_bias(bias, relative):
-                    bias = self.graph.call_function(getattr, (fetched, "offset"))
+                    bias = self.graph.call_function(getattr, (fetched, "output_bias"))
                 name = getattr(node.target, "__name__", "")  # fx can write names into its code, not functions
-                call = self.graph.call_function(apply_weight, (fetched, name, given["input"], bias, *rest), options)
+                call = self.graph.call_method("run", (fetched, name, given["input"], bias, *rest), options)
                 given["bias"] = None
             else:
                 call = self.graph.call_module(relative, (given["input"],))

@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from mptify.nn.applying import CONTRACTIONS, PRODUCTS, EscapedWeight
 from mptify.nn.layers import Ticketed
-from mptify.nn.norms import Binarize, ChannelBatchNorm, ScalarBatchNorm, Sign, TokenBatchNorm
+from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, TokenBatchNorm
+from mptify.nn.quantizers import InputQuantizer, Sign
+from mptify.nn.quantizing_weight import CONTRACTIONS, PRODUCTS, QuantizingWeight
 from mptify.surgery import ticket_layers
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.layer_registry import target_name
@@ -45,7 +47,7 @@ def unnormalised_signs(model: nn.Module) -> list[str]:
                         in_graphs.add(id(module))
                         if not _normalised(node.all_input_nodes[0], part):
                             bad.append(f"{path}.{node.target}".lstrip("."))
-        if isinstance(part, Binarize):
+        if isinstance(part, InputQuantizer):
             norm, sign = part
             in_graphs.add(id(sign))
             if not _is_batchnorm(norm):
@@ -105,60 +107,69 @@ def _name(node: fx.Node) -> str:
 
 
 @contextmanager
-def watch_inputs(report: Callable[[Any, bool], None]) -> Iterator[None]:
-    """Call `report(layer, binary)` for every conv or linear operation that runs with a ticket's weight.
+def watch_inputs(model: nn.Module, report: Callable[[Any, bool], None]) -> Iterator[None]:
+    """Call `report(layer, binary)` for each conv or linear operation that runs with a ticket's weight.
 
-    The operation itself is watched, so that none is missed. Zeros are forgiven where the layer was handed ±1 and padded
-    it before the operation, as timm's Conv2dSame does. A weight that takes part in another product first, as that of timm's
-    CondConv2d does, is reported with what its layer was handed.
+    The operation itself is watched, so that none is missed. Zeros are accepted where the layer
+    quantized its input and padded it before the operation, as timm's Conv2dSame does. A weight that
+    enters another product first, as that of timm's CondConv2d does, is reported with the layer's
+    quantized input.
     """
-    made: dict[int, tuple[Any, Tensor]] = {}
-    handed: dict[int, bool] = {}
-    compute, prepare = Ticketed._compute_weight, Ticketed._prepare
+    operands: dict[int, tuple[Any, Tensor]] = {}
+    was_binary: dict[int, bool] = {}
+    layers = [part for part in model.modules() if isinstance(part, Ticketed)]
 
-    def remembering(self: Any) -> Tensor:
-        weight = compute(self)
-        made[id(weight)] = (self, weight)  # held, so that no other tensor can get this id
+    def operand(layer: Any) -> Tensor:
+        weight = type(layer).operand(layer)
+        operands[id(weight)] = (layer, weight)  # held, so that no other tensor can get this id
         return weight
 
-    def looking(self: Any, x: Tensor) -> Tensor:
-        x = prepare(self, x)
-        handed[id(self)] = bool((x.detach().abs() == 1).all())
+    def quantize_input(layer: Any, x: Tensor) -> Tensor:
+        x = type(layer).quantize_input(layer, x)
+        was_binary[id(layer)] = bool((x.detach().abs() == 1).all())
         return x
 
-    class Watcher(TorchFunctionMode):
+    class InputObserver(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if function in CONTRACTIONS:
                 weight = args[1] if len(args) > 1 else kwargs.get("weight")
-                if isinstance(weight, EscapedWeight):
+                if isinstance(weight, QuantizingWeight):
                     with self:  # it calls the operation again, on a tensor
                         return weight.__torch_function__(function, types, args, kwargs)
-                if id(weight) in made:
-                    layer = made[id(weight)][0]
+                if id(weight) in operands:
+                    layer = operands[id(weight)][0]
                     value = (args[0] if args else kwargs["input"]).detach()
-                    padded = handed.pop(id(layer), False)
-                    report(layer, bool(((value.abs() == 1) | (value == 0) if padded else value.abs() == 1).all()))
+                    binary = value.abs() == 1
+                    if was_binary.pop(id(layer), False):
+                        binary |= value == 0
+                    report(layer, bool(binary.all()))
             elif target_name(function).strip("_") in PRODUCTS:
                 for weight in args:
-                    if id(weight) in made and id(made[id(weight)][0]) in handed:
-                        report(made[id(weight)][0], handed[id(made[id(weight)][0])])
-            elif function is F.multi_head_attention_forward:  # torch's own, which runs for 32-bit activations only
-                for layer, weight in list(made.values()):
-                    if any(weight is one for one in (*args, *kwargs.values())):
+                    layer = operands[id(weight)][0] if id(weight) in operands else None
+                    if id(layer) in was_binary:
+                        report(layer, was_binary[id(layer)])
+            elif function is F.multi_head_attention_forward:  # only for 32-bit activations
+                for layer, weight in list(operands.values()):
+                    if any(weight is value for value in (*args, *kwargs.values())):
                         report(layer, False)
             return function(*args, **kwargs)
 
-    Ticketed._compute_weight, Ticketed._prepare = remembering, looking  # type: ignore[method-assign]
     try:
-        with Watcher():
+        for layer in layers:
+            observed: Any = layer
+            observed.operand = partial(operand, layer)
+            observed.quantize_input = partial(quantize_input, layer)
+        with InputObserver():
             yield
     finally:
-        Ticketed._compute_weight, Ticketed._prepare = compute, prepare  # type: ignore[method-assign]
+        for layer in layers:
+            vars(layer).pop("operand", None)
+            vars(layer).pop("quantize_input", None)
 
 
-def real_inputs(run: Callable[[], Any]) -> tuple[set[str], set[str]]:
-    """I1: which ticket layers `run()` executed, and which of them saw an input other than -1 and +1."""
+def real_inputs(model: nn.Module, run: Callable[[], Any]) -> tuple[set[str], set[str]]:
+    """I1: which ticket layers of `model` ran in `run()`, and which saw inputs other than ±1."""
     ran: set[str] = set()
     real: set[str] = set()
 
@@ -167,7 +178,7 @@ def real_inputs(run: Callable[[], Any]) -> tuple[set[str], set[str]]:
         if not binary:
             real.add(layer.ticket_name)
 
-    with watch_inputs(look):
+    with watch_inputs(model, look):
         run()
     return ran, real
 

@@ -42,17 +42,17 @@ class Handler:
     fan_in: int = 0
     kind: str = ""
     depthwise: bool = False
-    stands_for: Callable[[nn.Module], Tensor] | None = None  # the weight computed with, where not simply the parameter
+    compute_weight: Callable[[nn.Module], Tensor] | None = None  # the weight computed with, where not simply the parameter
     as_type: type | None = None  # the class that the ticket inherits from, where not the layer's own
-    drop: tuple[str, ...] = ()  # attributes that `stands_for` has absorbed
-    gain_can_move: bool = False
+    drop: tuple[str, ...] = ()  # attributes that `compute_weight` has absorbed
+    linear_in_weight: bool = False
 
     def convert(self, layer: nn.Module, config: TicketConfig, name: str) -> nn.Module:
         """The ticket layer that stands in for `layer`."""
         cls = ticket_class(self.as_type or type(layer), self.weight)
-        weight = self.stands_for(layer).detach() if self.stands_for else None
+        weight = self.compute_weight(layer).detach() if self.compute_weight else None
         ticket = cls.from_layer(
-            layer, config, name=name, fan_in=self.fan_in, weight=weight, bias=self.bias, gain_can_move=self.gain_can_move
+            layer, config, name=name, fan_in=self.fan_in, weight=weight, bias=self.bias, linear_in_weight=self.linear_in_weight
         )
         for attribute in self.drop:
             for store in (ticket._parameters, ticket._buffers, ticket._modules, ticket.__dict__):
@@ -114,7 +114,7 @@ def _conv(layer: Any) -> Handler:
         fan_in=fan_in,
         kind=_plain_name(layer),
         depthwise=layer.groups > 1 and layer.groups == layer.in_channels,
-        gain_can_move=True,
+        linear_in_weight=True,
         **_parametrized(layer),
     )
 
@@ -127,7 +127,7 @@ def _linear(layer: Any) -> Handler:
         axis=-1,
         fan_in=layer.in_features,
         kind=_plain_name(layer),
-        gain_can_move=True,
+        linear_in_weight=True,
         **_parametrized(layer),
     )
 
@@ -144,7 +144,7 @@ def _standardized_conv(layer: Any) -> Handler:
     plain = _conv(layer)
     assert plain is not None
     as_type = Conv2dSame if same else nn.Conv2d
-    return replace(plain, stands_for=_standardized, as_type=as_type, drop=("gain", "scale"))
+    return replace(plain, compute_weight=_standardized, as_type=as_type, drop=("gain", "scale"))
 
 
 def _standardized(layer: Any) -> Tensor:
@@ -169,7 +169,7 @@ def _mixed_conv(layer: Any) -> Handler:
 def _parametrized(layer: nn.Module) -> dict[str, Any]:
     if not parametrize.is_parametrized(layer, "weight"):
         return {}
-    return {"stands_for": lambda one: one.weight, "as_type": type(layer).__mro__[1], "drop": ("parametrizations",)}
+    return {"compute_weight": lambda one: one.weight, "as_type": type(layer).__mro__[1], "drop": ("parametrizations",)}
 
 
 def _plain_name(layer: nn.Module) -> str:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from mptify.nn.functional import mask_entropy
+from mptify.nn.topk import mask_entropy
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.surgery.trainable import parameter_kinds
@@ -70,8 +70,8 @@ def summary(model: nn.Module) -> Summary:
     layers = []
     for planned in plan.layers:
         layer = live[planned.name]
-        gain = None if layer.frozen.is_meta else round(float(layer.gain), 6)
-        kept = layer.mask.sum().item() if layer.threshold is not None and not layer.frozen.is_meta else layer.kept
+        gain = None if layer.is_meta else round(float(layer.gain), 6)
+        kept = layer.mask.sum().item() if layer.threshold is not None and not layer.is_meta else layer.kept
         layers.append(
             LayerSummary(
                 name=planned.name,

@@ -22,9 +22,9 @@ from torch import fx, nn
 
 from mptify.config import TicketConfig
 from mptify.errors import BadConfig, CannotConvert, LeftDense, NothingToConvert
-from mptify.nn.applying import CONTRACTIONS
-from mptify.nn.functional import kept_count
 from mptify.nn.layers import Ticketed
+from mptify.nn.quantizing_weight import CONTRACTIONS
+from mptify.nn.topk import kept_count
 from mptify.surgery import layer_registry
 from mptify.surgery.dataflow import Fact, argument, node_kind, walk
 from mptify.surgery.hooks import is_hooked

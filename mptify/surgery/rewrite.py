@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mptify.nn.layers import Ticketed, TicketParameter
-from mptify.nn.norms import Binarize, Sign
+from mptify.nn.quantizers import InputQuantizer, Sign
 from mptify.registry import scopes
 from mptify.surgery import layer_registry
 from mptify.surgery.attention import TicketMultiheadAttention
@@ -45,7 +45,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     _no_fast_paths_(model)
     for part in list(model.modules()):
         for child in part.children():
-            if isinstance(child, Binarize):
+            if isinstance(child, InputQuantizer):
                 child.train(part.training)
     if config.init != "keep":
         reset_norms_(model)
@@ -115,12 +115,13 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
                 without_bias[id(ticket)] = (handler.bias, bias)
         if planned.tied_to:
             ticket.tie_to_(tickets[planned.tied_to])
-        ticket._escapes = planned.escapes
+        ticket.weight_escapes = planned.escapes
         if planned.binarizes:
-            ticket.before = _binarize(ticket, planned, plan)
+            ticket.input_quantizer = _input_quantizer(ticket, planned, plan)
         if planned.separates:
             attention: Any = model.get_submodule(planned.owner)
-            attention.key_before, attention.value_before = _binarize(ticket, planned, plan), _binarize(ticket, planned, plan)
+            attention.key_quantizer = _input_quantizer(ticket, planned, plan)
+            attention.value_quantizer = _input_quantizer(ticket, planned, plan)
         tickets[planned.name] = ticket
     _replace_everywhere_(model, swaps)
     _zero_biases_for_fusing_(model, without_bias)
@@ -137,10 +138,10 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
     return tickets
 
 
-def _binarize(ticket: Any, planned: PlannedLayer, plan: Plan) -> Binarize:
+def _input_quantizer(ticket: Any, planned: PlannedLayer, plan: Plan) -> InputQuantizer:
     like = torch.empty(0, dtype=ticket.compute_dtype, device=ticket.scores.device)
     norm = make_norm(NormBefore(planned.inputs, ticket.channel_axis), plan.config, like)
-    return Binarize(norm, Sign(plan.config.sign_width))
+    return InputQuantizer(norm, Sign(plan.config.sign_width, plan.config.quantizer))
 
 
 def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
@@ -159,7 +160,7 @@ def _zero_biases_for_fusing_(model: nn.Module, without_bias: dict[int, tuple[str
     for module in model.modules():
         if any(callable(getattr(type(module), name, None)) for name in ("fuse", "reparameterize", "switch_to_deploy")):
             for child in module.children():
-                if id(child) in without_bias and isinstance(child, Ticketed) and not child.gain_outside:
+                if id(child) in without_bias and isinstance(child, Ticketed) and not child.scales_output:
                     name, bias = without_bias[id(child)]
                     child._parameters.pop(name)
                     child.register_buffer(name, torch.zeros_like(bias), persistent=False)

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from mptify.nn.applying import CONTRACTIONS, PRODUCTS
+from mptify.nn.quantizing_weight import CONTRACTIONS, PRODUCTS
 from mptify.surgery import layer_registry
 from mptify.surgery.dataflow import argument
 from mptify.surgery.trace import Region, Traced, join
@@ -51,10 +51,10 @@ def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
             yield from _attention_weights(name, module)
         handler = layer_registry.find(module)
         if handler is not None:
-            tensor = handler.stands_for(module).detach() if handler.stands_for else getattr(module, handler.weight)
-            hooked = not handler.stands_for and handler.weight not in module._parameters
+            tensor = handler.compute_weight(module).detach() if handler.compute_weight else getattr(module, handler.weight)
+            hooked = not handler.compute_weight and handler.weight not in module._parameters
             found = FoundWeight(
-                module._parameters.get(handler.weight, tensor) if not handler.stands_for else tensor,
+                module._parameters.get(handler.weight, tensor) if not handler.compute_weight else tensor,
                 handler.kind or type(module).__name__,
                 handler.inputs,
                 handler.axis,

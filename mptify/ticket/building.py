@@ -25,7 +25,7 @@ def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
         model = transform(model, **dict(ticket.config) | {"scope": "layer"})  # which layer keeps how many is in the file
     first: dict[str, Any] = {}
     for layer in ticket_layers(model).values():
-        layer.bare_(first.get(layer.ticket_name))
+        layer.drop_scores_(first.get(layer.ticket_name))
         first.setdefault(layer.ticket_name, layer)
     real: dict[int, nn.Parameter] = {}
     for module in model.modules():

@@ -21,7 +21,7 @@ import constriction
 import numpy as np
 
 from mptify.errors import DamagedTicket
-from mptify.nn.functional import mask_entropy
+from mptify.nn.topk import mask_entropy
 
 __all__ = ["WEIGHTS_PER_BYTE", "byte_weights", "decode", "describe", "encode", "unpack"]
 

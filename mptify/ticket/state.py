@@ -105,14 +105,16 @@ def _own_layers(model: nn.Module) -> dict[str, Any]:
 def _ticket_layer(layer: Any, config: TicketConfig, standalone: bool) -> TicketLayer:
     """With what the seed says left out, if the seed says it: somebody may have put other weights there."""
     mask = layer.mask.cpu().numpy()
-    frozen = layer.frozen.detach().cpu().numpy()
-    gain = float(layer.gain) if layer.weight_bits == 1 else layer.deviation
+    survivors = layer.survivor_values().cpu().numpy()
+    gain = float(layer.gain) if layer.weight_bits == 1 else layer.init_std
     if not standalone and config.init != "keep":
-        found = TicketLayer(layer.ticket_name, mask, gain)
-        differs = found.negative(config.seed) != np.signbit(frozen) if layer.weight_bits == 1 else found.weights(config) != frozen
-        if not (differs & mask).any():
-            return found
-    survivors = frozen[mask]
+        drawn = TicketLayer(layer.ticket_name, mask, gain)
+        if layer.weight_bits == 1:
+            differ = drawn.negative(config.seed)[mask] != np.signbit(survivors)
+        else:
+            differ = drawn.weights(config)[mask] != survivors
+        if not differ.any():
+            return drawn
     if layer.weight_bits == 32:
         return TicketLayer(layer.ticket_name, mask, values=survivors)
     return TicketLayer(layer.ticket_name, mask, gain, signs=np.signbit(survivors))
@@ -140,7 +142,7 @@ def floats_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
-        own = ("scores", "frozen", "bare_gain") if isinstance(module, Ticketed) else ()
+        own = ("scores", "frozen", "fixed_weight", "fixed_gain") if isinstance(module, Ticketed) else ()
         for store, left_out in ((module._parameters, own), (module._buffers, {*own, *module._non_persistent_buffers_set})):
             for name, tensor in store.items():
                 if tensor is not None and name not in left_out:
@@ -177,8 +179,8 @@ def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
 
 def hold_(layer: Any, ticket: Ticket) -> None:
     found = ticket.layers[layer.ticket_name]
-    layer.deviation = found.gain if ticket.config.weight_bits == 32 else layer.deviation
-    layer.hold_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.config)), found.gain, found.kept)
+    layer.init_std = found.gain if ticket.config.weight_bits == 32 else layer.init_std
+    layer.set_ticket_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.config)), found.gain, found.kept)
 
 
 def fill_floats_(model: nn.Module, ticket: Ticket) -> None:
@@ -211,7 +213,7 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
         for name, one in ours.items():
             if name not in others:
                 raise TicketMismatch(f"{name}: the model has this {what}, and the ticket holds none of that name.")
-            want, got = tuple(getattr(one, "frozen", one).shape), others[name].shape
+            want, got = tuple(one.shape), others[name].shape
             if want != got:
                 raise TicketMismatch(f"{name}: the ticket holds a {what} of shape {got}, this model's has {want}.")
     if ticket.constants != _constants(model):

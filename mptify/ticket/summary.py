@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mptify.errors import TicketMismatch
-from mptify.nn.functional import mask_entropy
+from mptify.nn.topk import mask_entropy
 from mptify.ticket import masks
 from mptify.ticket.codec import Ticket, TicketLayer, coded_masks
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from mptify import models
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
-from mptify.nn.functional import mask_entropy
+from mptify.nn.topk import mask_entropy
 from mptify.runtime import load
 from mptify.surgery import ticket_layers, transform
 from mptify.ticket import save, ticket_of

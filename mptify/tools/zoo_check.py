@@ -147,14 +147,14 @@ def _run(
         if type(module).__name__ in ("DropPath", "StochasticDepth"):
             module.eval()  # they may switch a whole block off, and its gradients with it
     outputs: list[Any] = []
-    ran, real = real_inputs(lambda: outputs.append(ticketed(*inputs)))
+    ran, real = real_inputs(ticketed, lambda: outputs.append(ticketed(*inputs)))
     registry.training_loss(outputs.pop()).backward()
     bad = bad_gradients(ticketed)
     failed = {"I4": [f"{name}: {what}" for name, what in bad.items() if what != "zero"]}
     if bits.endswith("/1"):
         with torch.no_grad():
             ticketed.eval()
-            ran_in_eval, real_in_eval = real_inputs(lambda: ticketed(*inputs))
+            ran_in_eval, real_in_eval = real_inputs(ticketed, lambda: ticketed(*inputs))
         unseen = {layer.name for layer in plan_of(ticketed).layers if not layer.tied_to} - ran - ran_in_eval
         failed["I1"] = sorted((real | real_in_eval) - set(exempt)) + [f"{name}: never ran" for name in sorted(unseen)]
     return failed, {name for name, what in bad.items() if what == "zero"}

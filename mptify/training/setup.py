@@ -13,7 +13,7 @@ from mptify.config import Recipe, SearchConfig
 from mptify.errors import BadConfig, BadData, MptifyError, TicketMismatch, first_line
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
-from mptify.nn.layers import Ticketed
+from mptify.nn.layers import Ticketed, WeightState
 from mptify.surgery import ticket_layers, transform, with_norms
 from mptify.ticket.codec import Architecture, Ticket
 from mptify.ticket.state import read, require_match
@@ -125,7 +125,8 @@ def prepared(model: nn.Module, config: SearchConfig) -> nn.Module:
         return with_norms(model) if config.ticket.bn == "insert" else copy.deepcopy(model).requires_grad_(True)
     if not found:
         return transform(model, **dict(config.ticket))
-    if any(layer.is_bare for layer in found) or all(((layer.scores == 0) | (layer.scores == 1)).all() for layer in found):
+    without_scores = any(layer.state is not WeightState.SEARCHING for layer in found)
+    if without_scores or all(((layer.scores == 0) | (layer.scores == 1)).all() for layer in found):
         raise MptifyError(
             "This model was loaded from a ticket file, which holds masks but neither scores nor magnitudes to search with; "
             "`mptify search FILE` goes on from a file."

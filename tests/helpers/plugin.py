@@ -12,7 +12,7 @@ from mptify.registry import data_sources, export_targets, init_schemes, scopes
 def toy_uniform(draw):
     """Magnitudes between half of the standard deviation and one and a half times it."""
     steps = draw.words(draw.count) >> np.uint64(40)  # 24 bits
-    return (0.5 + steps.astype(np.float64) / 2**24) * draw.deviation
+    return (0.5 + steps.astype(np.float64) / 2**24) * draw.std
 
 
 @data_sources.register("toy_stripes")

@@ -36,7 +36,7 @@ def same(ours, theirs):
 def test_every_layer_but_the_exempt_sees_only_signs_and_all_scores_get_gradients(net, bits):
     ticketed = mptify.transform(net, bits=bits, prune=0.5).train()
     outputs = []
-    ran, real = real_inputs(lambda: outputs.append(ticketed(images())))
+    ran, real = real_inputs(ticketed, lambda: outputs.append(ticketed(images())))
     assert ran == {layer.tied_to or layer.name for layer in ticketed.ticket_plan.layers}
     if bits.endswith("/1"):
         exempt = {layer.name for layer in ticketed.ticket_plan.layers if layer.before in EXEMPT}
@@ -267,7 +267,7 @@ def test_a_buffer_joined_to_signs_makes_the_input_real():
             return self.body(torch.cat([torch.relu(self.stem(x)), self.grid], 1))
 
     ticketed = mptify.transform(WithGrid(), bits="1/1")
-    assert real_inputs(lambda: ticketed(images()))[1] == {"stem"}
+    assert real_inputs(ticketed, lambda: ticketed(images()))[1] == {"stem"}
 
 
 def test_a_value_joined_to_itself_counts_twice():

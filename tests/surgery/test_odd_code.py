@@ -52,7 +52,7 @@ def vectors(count=4, size=6):
 def test_a_weight_handed_to_a_function_meets_signs_and_its_gain():
     net = Net(lambda self, x: hand_over(self.a(x), self.b.weight), a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False))
     ticketed = mptify.transform(net, bits="1/1", prune=0.5)
-    assert real_inputs(lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
+    assert real_inputs(ticketed, lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
     ticketed.eval()
     signs = ticketed.b.before(ticketed.a(vectors()))
     torch.testing.assert_close(ticketed(vectors()), F.linear(signs, ticketed.b.ticket_weight()))
@@ -61,7 +61,7 @@ def test_a_weight_handed_to_a_function_meets_signs_and_its_gain():
 def test_a_layer_both_called_and_robbed_of_its_weight_counts_its_gain_once():
     net = Net(lambda self, x: self.b(self.a(x)) + hand_over(self.a(x), self.b.weight), a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False))
     ticketed = mptify.transform(net, bits="1/1", prune=0.5).eval()
-    assert real_inputs(lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
+    assert real_inputs(ticketed, lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
     torch.testing.assert_close(ticketed(vectors()), 2 * F.linear(ticketed.b.before(ticketed.a(vectors())), ticketed.b.ticket_weight()))
 
 
@@ -70,7 +70,7 @@ def test_a_weight_read_by_code_that_cannot_be_traced_meets_signs_too():
         return F.linear(self.a(x), self.b.weight) if x.sum() < 1e9 else x
 
     ticketed = mptify.transform(Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False)), bits="1/1", prune=0.5)
-    assert real_inputs(lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
+    assert real_inputs(ticketed, lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
 
 
 def test_a_weight_that_goes_where_no_input_can_be_binarized_is_refused_when_it_runs():
@@ -118,7 +118,7 @@ def test_a_transposed_conv_on_a_bare_parameter_is_converted(bits):
     ticketed = mptify.transform(net, bits=bits, prune=0.5)
     assert {layer.name for layer in ticketed.ticket_plan.layers} == {"a", "kernel"}
     outputs = []
-    ran, real = real_inputs(lambda: outputs.append(ticketed(images())))
+    ran, real = real_inputs(ticketed, lambda: outputs.append(ticketed(images())))
     assert ran == {"a", "kernel"}
     assert outputs[0].shape == (4, 4, 32, 32)
     if bits == "1/1":
@@ -173,7 +173,7 @@ def test_convs_that_each_sample_mixes_for_itself_become_one_ticket(groups):
     assert not plan.left_dense
     assert next(layer for layer in plan.layers if layer.name == "mixed").depthwise == (groups == 8)
     binary = mptify.transform(net, bits="1/1", prune=0.5)
-    ran, real = real_inputs(lambda: binary(images()))
+    ran, real = real_inputs(binary, lambda: binary(images()))
     assert ran == {"a", "route", "mixed", "last"}
     assert "mixed" not in real
     binary(images()).square().sum().backward()
@@ -195,7 +195,7 @@ def test_a_grouped_conv_on_a_bare_parameter_binarizes_all_of_its_input():
 
     net = Net(lambda self, x: self.part(self.a(x)), a=conv(3, 6), part=Part())
     ticketed = mptify.transform(net, bits="1/1", prune=0.5)
-    assert real_inputs(lambda: ticketed(images())) == ({"a", "part.kernel"}, {"a"})
+    assert real_inputs(ticketed, lambda: ticketed(images())) == ({"a", "part.kernel"}, {"a"})
 
 
 def test_a_weight_shared_with_an_embedding_is_left_and_named():
@@ -225,7 +225,7 @@ def test_torchs_transformer_encoder_runs_with_padding(bits, bias):
     ticketed.eval()
     with torch.no_grad():
         quick = ticketed(x, src_key_padding_mask=padding)
-        _, real = real_inputs(lambda: ticketed(x, src_key_padding_mask=padding))
+        _, real = real_inputs(ticketed, lambda: ticketed(x, src_key_padding_mask=padding))
     torch.testing.assert_close(quick, ticketed(x, src_key_padding_mask=padding))
     if bits == "1/1":
         assert real <= {layer.name for layer in ticketed.ticket_plan.layers if layer.before in ("pixels", "pooled features")}

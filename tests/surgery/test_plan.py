@@ -193,7 +193,7 @@ def test_dropout_between_a_sign_and_a_layer_keeps_its_input_binary_in_train_mode
         nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
     )
     ticketed = mptify.transform(net, bits=bits).train()
-    _, real = real_inputs(lambda: ticketed(images()))
+    _, real = real_inputs(ticketed, lambda: ticketed(images()))
     assert real == {"0", "6"}
 
 

@@ -73,7 +73,7 @@ def test_signs_gradients_and_copies(entry, process_group, tmp_path):
         assert wrongly_trainable(ticketed) == []
         still(ticketed.train())
         outputs, parallel = [], torch.nn.parallel.DistributedDataParallel(ticketed, init_sync=False)
-        ran, real = real_inputs(lambda run=parallel, into=outputs: into.append(run(*inputs)))
+        ran, real = real_inputs(ticketed, lambda run=parallel, into=outputs: into.append(run(*inputs)))
         assert ran == {layer.tied_to or layer.name for layer in plan.layers}
         if bits == "1/1":
             assert real <= {layer.name for layer in plan.layers if layer.before in ("pixels", "pooled features")}

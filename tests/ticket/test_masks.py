@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from mptify.errors import DamagedTicket
 from mptify.nn import init
-from mptify.nn.functional import kept_count, mask_entropy
+from mptify.nn.topk import kept_count, mask_entropy
 from mptify.ticket import masks
 
 SHAPES = [(1,), (7,), (64, 3, 7, 7), (10, 64), (32, 1, 3, 3), (16, 8, 3), (8, 4, 3, 3, 3), (300, 500)]

@@ -177,7 +177,7 @@ FOR_EACH_CPU void pull_spline(const float* grad, const float* x, float* out, int
 extern "C" {
 
 // Raised when the functions below change, so that a library of an older build is not taken for this one.
-int mptify_edition() { return 1; }
+int mptify_edition() { return 2; }
 
 // Write the effective weight into `out`: of the `kept` largest |scores|, the lower index first among equals. `guess` is
 // where to look for the threshold first, as bits, and `reach` how far around it. Returns the threshold; *gain is the mean |weight| kept.
@@ -236,12 +236,12 @@ void mptify_sign(const float* x, float* out, int64_t count, int threads) {
   in_parts(count, parts_for(count, threads), [&](int, int64_t begin, int64_t end) { signs(x, out, begin, end); });
 }
 
-void mptify_pull_sign(const float* grad, const float* x, float* out, int64_t count, float width, int threads) {
+void mptify_sign_gradient(const float* grad, const float* x, float* out, int64_t count, float width, int threads) {
   in_parts(count, parts_for(count, threads), [&](int, int64_t begin, int64_t end) { pull_spline(grad, x, out, begin, end, width); });
 }
 
 // The scores' gradient: grad * weight * by * sgn(scores), or, with `signs`, grad * sign(weight) * by * sgn(scores).
-void mptify_pull(
+void mptify_score_gradient(
     const float* grad, const float* weight, const float* scores, float* out, int64_t count, float by, int signs, int threads) {
   in_parts(count, parts_for(count, threads), [&](int, int64_t begin, int64_t end) {
     (signs ? pull_signs : pull)(grad, weight, scores, out, begin, end, by);

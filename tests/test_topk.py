@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mptify
-from mptify.nn import functional
+from mptify.nn import quantizers, topk
 
 PROPERTY = settings(max_examples=150, deadline=None, database=None)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, math.inf, -math.inf, math.nan, 2.0**-149, -(2.0**-149), 1.5 * 2.0**127]  # float32, exactly
@@ -65,13 +65,13 @@ def slow_score_grad(upstream, scores, weight, mask, score_grad):
     ],
 )
 def test_kept_count_is_what_rounding_the_removed_part_leaves(count, prune, kept):
-    assert functional.kept_count(count, prune) == kept
+    assert topk.kept_count(count, prune) == kept
 
 
 @PROPERTY
 @given(count=st.integers(1, 10**8), prune=fractions)
 def test_kept_count_is_within_half_a_weight_of_the_fraction_and_never_zero(count, prune):
-    kept = functional.kept_count(count, prune)
+    kept = topk.kept_count(count, prune)
     assert 1 <= kept <= count
     assert kept == 1 or abs(kept - count * (1 - prune)) <= 0.5 + 1e-6
 
@@ -82,8 +82,8 @@ def test_kept_count_is_within_half_a_weight_of_the_fraction_and_never_zero(count
 @PROPERTY
 @given(scores=some_scores, prune=fractions)
 def test_exactly_the_asked_number_survives(scores, prune):
-    kept = functional.kept_count(len(scores), prune)
-    mask = functional.select_mask(torch.tensor(scores), kept)
+    kept = topk.kept_count(len(scores), prune)
+    mask = topk.select_mask(torch.tensor(scores), kept)
     assert mask.dtype == torch.bool
     assert int(mask.sum()) == kept
 
@@ -92,7 +92,7 @@ def test_exactly_the_asked_number_survives(scores, prune):
 @given(scores=some_scores, data=st.data())
 def test_the_mask_is_that_of_a_full_sort(scores, data):
     kept = data.draw(st.integers(1, len(scores)))
-    mask = functional.select_mask(torch.tensor(scores), kept)
+    mask = topk.select_mask(torch.tensor(scores), kept)
     assert mask.tolist() == slow_mask(scores, kept).tolist()
 
 
@@ -101,71 +101,71 @@ def test_the_mask_is_that_of_a_full_sort(scores, data):
 def test_the_path_for_other_devices_gives_the_same_mask(scores, data):
     kept = data.draw(st.integers(1, len(scores)))
     bits = torch.tensor(scores, dtype=torch.float32).view(torch.int32) & 0x7FFFFFFF
-    assert functional._select_anywhere(bits, kept).tolist() == slow_mask(scores, kept).tolist()
+    assert topk._select_on_device(bits, kept).tolist() == slow_mask(scores, kept).tolist()
 
 
 @PROPERTY
 @given(scores=some_scores)
 def test_a_smaller_mask_lies_inside_a_larger_one(scores):
-    masks = [functional.select_mask(torch.tensor(scores), kept) for kept in range(1, len(scores) + 1)]
+    masks = [topk.select_mask(torch.tensor(scores), kept) for kept in range(1, len(scores) + 1)]
     assert all(bool((small <= large).all()) for small, large in pairwise(masks))
 
 
 @pytest.mark.parametrize("value", [1.0, -3.0, 0.0, -0.0, math.inf, math.nan])
 @pytest.mark.parametrize("kept", [1, 7, 11, 12])
 def test_among_equal_scores_the_lower_index_wins(value, kept):
-    mask = functional.select_mask(torch.full((3, 4), value), kept)
+    mask = topk.select_mask(torch.full((3, 4), value), kept)
     assert mask.flatten().tolist() == [True] * kept + [False] * (12 - kept)
 
 
 def test_ties_count_across_signs_and_rows():
     scores = torch.tensor([[0.5, -2.0, 2.0], [2.0, -2.0, -0.5]])
-    assert functional.select_mask(scores, 3).tolist() == [[False, True, True], [True, False, False]]
-    assert functional.select_mask(scores, 5).tolist() == [[True, True, True], [True, True, False]]
+    assert topk.select_mask(scores, 3).tolist() == [[False, True, True], [True, False, False]]
+    assert topk.select_mask(scores, 5).tolist() == [[True, True, True], [True, True, False]]
 
 
 def test_plus_and_minus_zero_are_equals():
-    assert functional.select_mask(torch.tensor([-0.0, 0.0, -0.0, 0.0]), 2).tolist() == [True, True, False, False]
+    assert topk.select_mask(torch.tensor([-0.0, 0.0, -0.0, 0.0]), 2).tolist() == [True, True, False, False]
 
 
 def test_infinities_outrank_numbers_and_nan_outranks_infinities():
     scores = torch.tensor([3.4e38, -math.inf, 0.0, math.nan, math.inf, -math.nan])
-    picked = [functional.select_mask(scores, kept).nonzero().flatten().tolist() for kept in (2, 4, 5)]
+    picked = [topk.select_mask(scores, kept).nonzero().flatten().tolist() for kept in (2, 4, 5)]
     assert picked == [[3, 5], [1, 3, 4, 5], [0, 1, 3, 4, 5]]
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, math.nan])
 def test_a_layer_of_one_weight_keeps_it(value):
-    assert functional.select_mask(torch.tensor([[value]]), 1).tolist() == [[True]]
+    assert topk.select_mask(torch.tensor([[value]]), 1).tolist() == [[True]]
 
 
 @pytest.mark.parametrize("kept", [-1, 0, 5])
 def test_an_impossible_number_of_survivors_is_refused(kept):
     with pytest.raises(ValueError, match=f"between 1 and the number of scores, 4; got {kept}"):
-        functional.select_mask(torch.ones(4), kept)
+        topk.select_mask(torch.ones(4), kept)
 
 
 @pytest.mark.parametrize("kept", [1, 100, 359])
 def test_the_mask_does_not_depend_on_the_memory_format(kept):
     scores = torch.randint(-6, 7, (5, 8, 3, 3), generator=torch.Generator().manual_seed(0)).float()  # many ties
-    plain = functional.select_mask(scores, kept)
+    plain = topk.select_mask(scores, kept)
     last = scores.to(memory_format=torch.channels_last)
     assert not last.is_contiguous()
-    assert torch.equal(functional.select_mask(last, kept), plain)
+    assert torch.equal(topk.select_mask(last, kept), plain)
     turned = scores.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
-    assert torch.equal(functional.select_mask(turned, kept), plain)
+    assert torch.equal(topk.select_mask(turned, kept), plain)
     assert plain.tolist() == slow_mask(scores.numpy(), kept).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_scores_of_other_widths_are_ranked_alike(dtype):
     scores = torch.randint(-9, 10, (40,), generator=torch.Generator().manual_seed(1)).to(dtype)
-    assert functional.select_mask(scores, 13).tolist() == slow_mask(scores.double().numpy(), 13).tolist()
+    assert topk.select_mask(scores, 13).tolist() == slow_mask(scores.double().numpy(), 13).tolist()
 
 
 def test_scores_are_left_as_they_are():
     scores = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
-    mask = functional.select_mask(scores, 1)
+    mask = topk.select_mask(scores, 1)
     assert scores.tolist() == [1.0, -2.0, 3.0]
     assert scores._version == 0
     assert not mask.requires_grad
@@ -183,11 +183,11 @@ def slow_survivors(scores, weight, kept):
 def test_survivors_are_the_frozen_signs_under_the_mask(scores, data):
     kept = data.draw(st.integers(1, len(scores)))
     weight = data.draw(st.lists(st.sampled_from([0.5, -0.5, 2.0, -2.0, 0.0]), min_size=len(scores), max_size=len(scores)))
-    found = functional.select_survivors(torch.tensor(scores), torch.tensor(weight), kept)
+    found = topk.select_survivors(torch.tensor(scores), torch.tensor(weight), kept)
     assert found.dtype == torch.float32
     assert found.tolist() == slow_survivors(scores, weight, kept).tolist()
     mask = torch.from_numpy(slow_mask(scores, kept))
-    assert functional.survivors(torch.tensor(weight), mask).tolist() == found.tolist()
+    assert topk.survivors(torch.tensor(weight), mask).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("special", [math.nan, math.inf, 0.0, 2.0**-149, 1.0])
@@ -197,13 +197,13 @@ def test_survivors_of_special_scores(special, kept):
     scores = rng.standard_normal((8, 10, 3, 3)).astype(np.float32)
     scores[rng.random(scores.shape) < 0.1] = special
     weight = rng.standard_normal(scores.shape).astype(np.float32)
-    found = functional.select_survivors(torch.from_numpy(scores), torch.from_numpy(weight), kept)
+    found = topk.select_survivors(torch.from_numpy(scores), torch.from_numpy(weight), kept)
     np.testing.assert_array_equal(found.numpy(), slow_survivors(scores, weight, kept))
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
 def test_a_nan_survives_before_scores_that_tie(kept):
-    found = functional.select_survivors(torch.tensor([1.0, 1.0, 1.0, 1.0, math.nan]), torch.ones(5), kept)
+    found = topk.select_survivors(torch.tensor([1.0, 1.0, 1.0, 1.0, math.nan]), torch.ones(5), kept)
     assert found.tolist() == [1.0] * (kept - 1) + [0.0] * (5 - kept) + [1.0]
 
 
@@ -211,14 +211,14 @@ def test_a_nan_survives_before_scores_that_tie(kept):
 def test_survivors_of_weight_zero_count_as_plus_one(kept):
     scores, weight = torch.tensor([[3.0, -2.0, 1.0]]), torch.tensor([[-0.0, 0.0, -0.0]])
     expected = [1.0] * kept + [0.0] * (3 - kept)
-    assert functional.survivors(weight, functional.select_mask(scores, kept)).tolist() == [expected]
+    assert topk.survivors(weight, topk.select_mask(scores, kept)).tolist() == [expected]
     layer = torch.nn.Linear(3, 1, bias=False)
     layer.weight.data.copy_(weight)
     ticket = mptify.transform(torch.nn.Sequential(layer), init="keep", prune=1 - kept / 3)[0]
     with torch.no_grad():
         ticket.scores.copy_(scores)
     assert ticket.sign.tolist() == [[1.0, 1.0, 1.0]]
-    assert functional.select_survivors(ticket.scores, ticket.frozen, kept).tolist() == [expected]
+    assert topk.select_survivors(ticket.scores, ticket.frozen, kept).tolist() == [expected]
 
 
 @pytest.mark.parametrize("kept", [1, 100, 359])
@@ -228,13 +228,13 @@ def test_survivors_do_not_depend_on_the_memory_format(kept):
     last = [tensor.to(memory_format=torch.channels_last) for tensor in (scores, weight)]
     expected = slow_survivors(scores.numpy(), weight.numpy(), kept)
     for pair in ((scores, weight), last, (scores, last[1]), (last[0], weight)):
-        np.testing.assert_array_equal(functional.select_survivors(*pair, kept).numpy(), expected)
+        np.testing.assert_array_equal(topk.select_survivors(*pair, kept).numpy(), expected)
 
 
 @pytest.mark.parametrize("kept", [0, 5])
 def test_an_impossible_number_of_selected_survivors_is_refused(kept):
     with pytest.raises(ValueError, match=f"between 1 and the number of scores, 4; got {kept}"):
-        functional.select_survivors(torch.ones(4), torch.ones(4), kept)
+        topk.select_survivors(torch.ones(4), torch.ones(4), kept)
 
 
 # -- masks of large layers --------------------------------------------------------------------------------------------------
@@ -278,9 +278,9 @@ def test_large_layers_get_the_mask_of_a_full_sort(name, count):
     for kept in (1, 2, count // 5, count // 2, count - 1):
         expected = np.zeros(count, bool)
         expected[order[:kept]] = True
-        mask = functional.select_mask(torch.from_numpy(scores), kept).numpy()
+        mask = topk.select_mask(torch.from_numpy(scores), kept).numpy()
         assert np.array_equal(mask, expected), kept
-        found = functional.select_survivors(torch.from_numpy(scores), torch.full((count,), -1.0), kept).numpy()
+        found = topk.select_survivors(torch.from_numpy(scores), torch.full((count,), -1.0), kept).numpy()
         assert np.array_equal(found, np.where(expected, -1.0, 0.0)), kept
 
 
@@ -290,7 +290,7 @@ def test_the_kth_largest_is_that_of_a_full_sort(name):
     bits = np.abs(_distribution(name, count)).view(np.int32)
     ranked = np.sort(bits)[::-1]
     for kept in (1, 17, count // 100, count // 2, count - count // 100):
-        threshold, clear = functional._partition(torch.from_numpy(bits.copy()), kept)
+        threshold, clear = topk._partition(torch.from_numpy(bits.copy()), kept)
         assert threshold == ranked[kept - 1], kept
         finite = not np.isnan(ranked[:1].view(np.float32)).any()
         assert clear == (threshold > 0 and finite and int((bits >= threshold).sum()) == kept)
@@ -300,8 +300,8 @@ def test_the_kth_largest_is_that_of_a_full_sort(name):
 def test_the_path_for_other_devices_agrees_on_large_layers(name):
     scores = torch.from_numpy(_distribution(name, SIZES[1]))
     for kept in (1, scores.numel() // 5, scores.numel() - 1):
-        anywhere = functional._select_anywhere(scores.abs().view(torch.int32), kept)
-        assert torch.equal(anywhere, functional.select_mask(scores, kept))
+        anywhere = topk._select_on_device(scores.abs().view(torch.int32), kept)
+        assert torch.equal(anywhere, topk.select_mask(scores, kept))
 
 
 # -- gains ---------------------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ some_weights = st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=40)
 @given(weight=some_weights, data=st.data())
 def test_the_gain_is_the_mean_magnitude_of_the_survivors(weight, data):
     mask = data.draw(st.lists(st.booleans(), min_size=len(weight), max_size=len(weight)).filter(any))
-    gain = functional.gain(torch.tensor(weight), torch.tensor(mask))
+    gain = topk.gain(torch.tensor(weight), torch.tensor(mask))
     assert gain.dtype == torch.float32
     assert gain.shape == ()
     assert float(gain) == pytest.approx(slow_gain(weight, mask), rel=1e-6, abs=1e-30)
@@ -324,13 +324,13 @@ def test_the_gain_of_a_large_layer_hardly_depends_on_the_order_of_summation():
     weight = torch.from_numpy(rng.standard_normal(300_000).astype(np.float32))
     mask = torch.from_numpy(rng.random(300_000) < 0.2)
     shuffled = torch.from_numpy(rng.permutation(300_000))
-    for gain in (functional.gain(weight, mask), functional.gain(weight[shuffled], mask[shuffled])):
+    for gain in (topk.gain(weight, mask), topk.gain(weight[shuffled], mask[shuffled])):
         assert float(gain) == pytest.approx(slow_gain(weight.numpy(), mask.numpy()), rel=2e-7)
 
 
 def test_no_gradient_flows_through_the_gain():
     weight = torch.ones(3, requires_grad=True)
-    assert not functional.gain(weight, torch.ones(3, dtype=torch.bool)).requires_grad
+    assert not topk.gain(weight, torch.ones(3, dtype=torch.bool)).requires_grad
 
 
 # -- effective weights and the scores' gradient ------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def _layer(zeros=True):
         scores[0, :4] = torch.tensor([0.0, -0.0, 0.0, -0.0])
         weight[0, 2:6] = torch.tensor([0.0, -0.0, -0.0, 0.0])
         weight[3] = weight[3].abs()
-    mask = functional.select_mask(scores, 30 if zeros else 20)  # some zero scores are kept, some not
+    mask = topk.select_mask(scores, 30 if zeros else 20)  # some zero scores are kept, some not
     return scores.requires_grad_(), weight, mask, upstream
 
 
@@ -352,8 +352,8 @@ def _layer(zeros=True):
 @pytest.mark.parametrize("scaled", [True, False])
 def test_the_effective_weight_is_gain_times_signs_or_the_weights_themselves(weight_bits, scaled):
     scores, weight, mask, _ = _layer()
-    gain = functional.gain(weight, mask)
-    found = functional.ticket_weight(scores, weight, mask, gain, weight_bits=weight_bits, scaled=scaled)
+    gain = topk.gain(weight, mask)
+    found = topk.ticket_weight(scores, weight, mask, gain, weight_bits=weight_bits, scaled=scaled)
     size = np.float32(slow_gain(weight, mask)) if scaled else np.float32(1)
     expected = np.zeros(weight.shape, np.float32)
     for place in zip(*np.nonzero(mask.numpy())):
@@ -364,7 +364,7 @@ def test_the_effective_weight_is_gain_times_signs_or_the_weights_themselves(weig
 
 def test_a_weight_of_zero_counts_as_plus_one():
     weight, mask = torch.tensor([0.0, -0.0, -2.0, 2.0]), torch.tensor([True, True, True, False])
-    found = functional.ticket_weight(torch.ones(4), weight, mask, torch.tensor(0.5))
+    found = topk.ticket_weight(torch.ones(4), weight, mask, torch.tensor(0.5))
     assert found.tolist() == [0.5, 0.5, -0.5, 0.0]
 
 
@@ -372,8 +372,8 @@ def test_a_weight_of_zero_counts_as_plus_one():
 @pytest.mark.parametrize("score_grad", ["biprop", "alpha"])
 def test_the_score_gradient_goes_straight_through_the_mask(weight_bits, score_grad):
     scores, weight, mask, upstream = _layer()
-    gain = functional.gain(weight, mask)
-    found = functional.ticket_weight(scores, weight, mask, gain, weight_bits=weight_bits, score_grad=score_grad)
+    gain = topk.gain(weight, mask)
+    found = topk.ticket_weight(scores, weight, mask, gain, weight_bits=weight_bits, score_grad=score_grad)
     found.backward(upstream)
     expected = slow_score_grad(upstream, scores.detach(), weight, mask, score_grad)
     np.testing.assert_allclose(scores.grad.numpy(), expected, rtol=1e-6, atol=1e-6)
@@ -386,8 +386,8 @@ def test_the_score_gradient_goes_straight_through_the_mask(weight_bits, score_gr
 def test_with_the_gain_outside_the_gradient_is_still_that_of_the_effective_weight(score_grad, size):
     scores, weight, mask, upstream = _layer()
     weight = weight * size
-    gain = functional.gain(weight, mask)
-    found = functional.ticket_weight(scores, weight, mask, gain, score_grad=score_grad, scaled=False)
+    gain = topk.gain(weight, mask)
+    found = topk.ticket_weight(scores, weight, mask, gain, score_grad=score_grad, scaled=False)
     (gain * found).backward(upstream)  # what the effective weight gain·M⊙B receives
     expected = slow_score_grad(upstream, scores.detach(), weight, mask, score_grad)
     np.testing.assert_allclose(scores.grad.numpy(), expected, rtol=1e-5, atol=1e-6 * size)
@@ -397,7 +397,7 @@ def test_with_the_gain_outside_the_gradient_is_still_that_of_the_effective_weigh
 @pytest.mark.parametrize("score_grad", ["biprop", "alpha"])
 def test_the_sign_of_a_zero_score_is_plus_one(score, score_grad):
     scores, weight = torch.full((2,), score, requires_grad=True), torch.tensor([3.0, -3.0])
-    functional.ticket_weight(scores, weight, torch.tensor([True, True]), torch.tensor(3.0), score_grad=score_grad).sum().backward()
+    topk.ticket_weight(scores, weight, torch.tensor([True, True]), torch.tensor(3.0), score_grad=score_grad).sum().backward()
     assert scores.grad.tolist() == [3.0, -3.0]
 
 
@@ -407,7 +407,7 @@ def test_the_gradient_at_a_zero_weight_is_zero_for_biprop_and_the_gain_for_alpha
     for score_grad in ("biprop", "alpha"):
         scores = torch.tensor([1.0, -1.0, 1.0], requires_grad=True)
         weight, mask = torch.tensor([zero, zero, 1.0]), torch.tensor([True, True, True])
-        functional.ticket_weight(scores, weight, mask, functional.gain(weight, mask), score_grad=score_grad).sum().backward()
+        topk.ticket_weight(scores, weight, mask, topk.gain(weight, mask), score_grad=score_grad).sum().backward()
         grads[score_grad] = scores.grad.tolist()
     assert grads["biprop"] == [0.0, 0.0, 1.0]
     assert grads["alpha"] == pytest.approx([1 / 3, -1 / 3, 1 / 3], rel=1e-6)
@@ -421,8 +421,8 @@ def test_the_score_gradient_agrees_on_any_layer(data, count, score_grad):
 
     scores = torch.tensor(numbers(2), requires_grad=True)
     weight, upstream = torch.tensor(numbers(2)), torch.tensor(numbers(1))
-    mask = functional.select_mask(scores, data.draw(st.integers(1, count)))
-    functional.ticket_weight(scores, weight, mask, functional.gain(weight, mask), score_grad=score_grad).backward(upstream)
+    mask = topk.select_mask(scores, data.draw(st.integers(1, count)))
+    topk.ticket_weight(scores, weight, mask, topk.gain(weight, mask), score_grad=score_grad).backward(upstream)
     expected = slow_score_grad(upstream, scores.detach(), weight, mask, score_grad)
     np.testing.assert_allclose(scores.grad.numpy(), expected, rtol=1e-6, atol=1e-6)
 
@@ -431,7 +431,7 @@ def test_nothing_but_the_scores_receives_a_gradient():
     scores, weight, mask, upstream = _layer(zeros=False)
     weight.requires_grad_()
     gain = torch.tensor(0.5, requires_grad=True)
-    functional.ticket_weight(scores, weight, mask, gain).backward(upstream)
+    topk.ticket_weight(scores, weight, mask, gain).backward(upstream)
     assert weight.grad is None
     assert gain.grad is None
     assert scores.grad is not None
@@ -443,7 +443,7 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("function", [functional.sign, functional.sign_ste])
+@pytest.mark.parametrize("function", [topk.sign, quantizers.sign])
 def test_sign_gives_plus_one_to_both_zeros_and_keeps_the_dtype(dtype, function):
     tiny = torch.finfo(dtype).tiny
     values = torch.tensor([0.0, -0.0, tiny, -tiny, 5.0, -5.0, math.inf, -math.inf], dtype=dtype)
@@ -455,7 +455,7 @@ def test_sign_gives_plus_one_to_both_zeros_and_keeps_the_dtype(dtype, function):
 @PROPERTY
 @given(values=st.lists(st.floats(width=32), min_size=1, max_size=40))
 def test_sign_is_minus_one_below_zero_and_plus_one_elsewhere(values):
-    assert functional.sign(torch.tensor(values)).tolist() == [-1.0 if value < 0 else 1.0 for value in values]
+    assert topk.sign(torch.tensor(values)).tolist() == [-1.0 if value < 0 else 1.0 for value in values]
 
 
 def slow_slope(x, width):
@@ -467,7 +467,7 @@ def test_the_sign_estimator_is_a_triangle_of_the_given_width(width):
     around = [0.0, -0.0, width, -width, width * 0.999, -width * 1.001, width / 2, -width / 3, 100.0, -100.0]
     x = torch.tensor([*around, *np.linspace(-2 * width, 2 * width, 41)], dtype=torch.float32, requires_grad=True)
     upstream = torch.linspace(-2, 3, x.numel())
-    functional.sign_ste(x, width).backward(upstream)
+    quantizers.sign(x, width=width).backward(upstream)
     expected = [float(g) * slow_slope(float(v), width) for g, v in zip(upstream, x.detach())]
     np.testing.assert_allclose(x.grad.numpy(), expected, rtol=1e-6, atol=2e-6 / width)
 
@@ -475,7 +475,7 @@ def test_the_sign_estimator_is_a_triangle_of_the_given_width(width):
 @pytest.mark.parametrize("width", [0.5, 1.0, 3.0])
 def test_the_estimators_slope_has_an_area_of_two(width):
     x = torch.linspace(-2 * width, 2 * width, 40_001, dtype=torch.float64, requires_grad=True)
-    functional.sign_ste(x, width).sum().backward()
+    quantizers.sign(x, width=width).sum().backward()
     assert float(torch.trapezoid(x.grad, x.detach())) == pytest.approx(2, rel=1e-6)  # sign climbs from -1 to +1
 
 
@@ -483,7 +483,7 @@ def test_the_estimators_slope_has_an_area_of_two(width):
 @pytest.mark.parametrize("width", [1.0, 2.0])
 def test_the_estimator_works_in_every_float_width(dtype, width):
     x = torch.linspace(-3, 3, 49).to(dtype).requires_grad_()
-    functional.sign_ste(x, width).backward(torch.ones_like(x))
+    quantizers.sign(x, width=width).backward(torch.ones_like(x))
     assert x.grad.dtype == dtype
     expected = [slow_slope(float(v), width) for v in x.detach()]
     tolerance = 4 * torch.finfo(dtype).eps
@@ -493,5 +493,5 @@ def test_the_estimator_works_in_every_float_width(dtype, width):
 def test_the_estimator_leaves_its_input_as_it_was():
     x = torch.linspace(-1, 1, 9, requires_grad=True)
     before = x.detach().clone()
-    functional.sign_ste(x, 0.7).sum().backward()
+    quantizers.sign(x, width=0.7).sum().backward()
     assert torch.equal(x.detach(), before)
