@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform  # type: ignore[no-redef]
     from mptify.surgery.model_summary import Summary, summary
     from mptify.ticket import Ensemble, Ticket, read, save, swap_, ticket_of
-    from mptify.training import Callback, Result, SearchState, StepMetrics, search
+    from mptify.training import Callback, Result, SearchMethod, SearchState, StepMetrics, search
 
 __version__ = "0.1.0"
 
@@ -57,6 +57,7 @@ __all__ = [
     "Result",
     "RunExists",
     "SearchConfig",
+    "SearchMethod",
     "SearchState",
     "Sign",
     "StepMetrics",
@@ -95,7 +96,7 @@ _PLACES = {
     "runtime": ("load", "pack"),
     "surgery": ("Handler", "Plan", "plan", "register", "ticket_layers", "transform"),
     "ticket": ("Ensemble", "Ticket", "read", "save", "swap_", "ticket_of"),
-    "training": ("Callback", "Result", "SearchState", "StepMetrics", "search"),
+    "training": ("Callback", "Result", "SearchMethod", "SearchState", "StepMetrics", "search"),
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 _PACKAGES = {"config", "errors", "export", "models", "nn", "runtime", "surgery", "ticket", "tools", "training"}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mptify.errors import BadConfig
-from mptify.registry import init_schemes, quantizers, scopes
+from mptify.registry import init_schemes, methods, quantizers, scopes
 
 __all__ = [
     "DataConfig",
@@ -53,6 +53,11 @@ def _known_init(name: str) -> str:
 
 def _known_quantizer(name: str) -> str:
     quantizers[name]
+    return name
+
+
+def _known_method(name: str) -> str:
+    methods[name]
     return name
 
 
@@ -117,6 +122,17 @@ class TicketConfig(BaseModel):
         return prune
 
 
+def _method_of(settings: Any) -> Any:
+    """The search method that unchecked settings name; None where they name none."""
+    if not isinstance(settings, dict):
+        return None
+    name = settings.get("method", SearchConfig.model_fields["method"].default)
+    try:
+        return methods[name]
+    except (BadConfig, TypeError):  # the field's own check says what is wrong
+        return None
+
+
 def _with_weight_bits(ticket: Any, weight_bits: int) -> Any:
     """A ticket's settings, checked or not, with other bits per weight."""
     if isinstance(ticket, TicketConfig):
@@ -150,8 +166,10 @@ class SearchConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    method: Literal["biprop", "edgepopup", "dense"] = Field(
-        "biprop", description="biprop: 1-bit weights; edgepopup: 32-bit frozen weights; dense: the weights themselves are trained."
+    method: Annotated[str, AfterValidator(_known_method)] = Field(
+        "biprop",
+        description="biprop: 1-bit weights; edgepopup: 32-bit frozen weights; dense: trains the weights "
+        "themselves; or a registered method.",
     )
     ticket: Annotated[TicketConfig, BeforeValidator(_default_if_none)] = Field(
         {}, validate_default=True, description="The settings of the ticket."
@@ -192,23 +210,24 @@ class SearchConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _follow_method(cls, given: Any) -> Any:
-        """Edge-popup keeps 32-bit weights, whatever the bits of the ticket say."""
-        if isinstance(given, dict) and given.get("method") == "edgepopup":
-            return given | {"ticket": _with_weight_bits(given.get("ticket"), 32)}
+        """Fill in what depends on the method: the bits of the weights, and the learning rate."""
+        method = _method_of(given)
+        if method is None:
+            return given
+        if method.weight_bits not in (None, 1):
+            given = given | {"ticket": _with_weight_bits(given.get("ticket"), method.weight_bits)}
+        if given.get("lr") is None:
+            ticket = given.get("ticket")
+            bits = ticket.get("bits") if isinstance(ticket, dict) else getattr(ticket, "bits", None)
+            activation_bits = 1 if str(bits).endswith("/1") else 32
+            optimizer = given.get("optimizer", cls.model_fields["optimizer"].default)
+            given = given | {"lr": method.default_lr(optimizer, activation_bits)}
         return given
 
-    @model_validator(mode="before")
-    @classmethod
-    def _choose_lr(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("lr") is not None:
-            return given
-        ticket = given.get("ticket")
-        bits = ticket.get("bits") if isinstance(ticket, dict) else getattr(ticket, "bits", None)
-        if given.get("method") == "dense":
-            return given | {"lr": 0.05 if given.get("optimizer") == "sgd" else 0.001}
-        if given.get("optimizer") == "sgd":
-            return given | {"lr": 0.1}
-        return given | {"lr": 0.03 if str(bits).endswith("/1") else 0.01}
+    @property
+    def trains_weights(self) -> bool:
+        """Whether the method trains weights, so that no ticket comes out."""
+        return methods[self.method].trains_weights
 
 
 class DataConfig(BaseModel):
@@ -316,7 +335,7 @@ def baseline_of(recipe: Recipe) -> Recipe:
 
 def _consistent(config: SearchConfig) -> Any:
     check_config(config.ticket)
-    if config.method == "biprop" and config.ticket.weight_bits == 32:
+    if methods[config.method].weight_bits == 1 and config.ticket.weight_bits == 32:
         raise BadConfig(f"ticket.bits={config.ticket.bits!r}: 32-bit weights are edge-popup; set method: edgepopup.")
     if config.nesterov and (config.optimizer != "sgd" or not config.momentum):
         raise BadConfig("nesterov=True: Nesterov's momentum is for optimizer: sgd with a momentum above 0.")

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from mptify.errors import BadConfig, first_line
 
-__all__ = ["PLUGIN_GROUP", "Registry", "data_sources", "export_targets", "import_plugin", "init_schemes", "quantizers", "scopes"]
+__all__ = ["PLUGIN_GROUP", "Registry", "data_sources", "export_targets", "import_plugin", "init_schemes", "methods", "quantizers", "scopes"]
 
 PLUGIN_GROUP = "mptify.plugins"
 Variant = TypeVar("Variant")
@@ -116,3 +116,4 @@ data_sources: Registry[Callable[..., Any]] = Registry("data source", "mptify.tra
 export_targets: Registry[Callable[..., Any]] = Registry("export target", "mptify.export")
 scopes: Registry[Callable[..., Any]] = Registry("pruning scope", "mptify.nn.scopes")
 quantizers: Registry[Callable[..., Any]] = Registry("quantizer", "mptify.nn.quantizers")
+methods: Registry[Any] = Registry("search method", "mptify.training.methods")

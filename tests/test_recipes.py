@@ -153,7 +153,7 @@ def test_a_recipe_runs_two_steps_and_what_it_says_arrives(name, places, monkeypa
         network = build_network(architecture_of(registry.resolve(found.model), train), found)
 
     seen = {"smoothing": set()}
-    make_optimizer, loss_of = loop.make_optimizer, loop.loss_of
+    make_optimizer, loss_of = loop.make_optimizer, base.loss_of
 
     def watched_optimizer(model, config):
         seen["model"], seen["optimizer"] = model, make_optimizer(model, config)
@@ -165,7 +165,7 @@ def test_a_recipe_runs_two_steps_and_what_it_says_arrives(name, places, monkeypa
         return loss_of(output, labels, smoothing)
 
     monkeypatch.setattr(loop, "make_optimizer", watched_optimizer)
-    monkeypatch.setattr(loop, "loss_of", watched_loss)
+    monkeypatch.setattr(base, "loss_of", watched_loss)
     with pytest.raises(Enough):
         search(network, train, val, found, callbacks=[TwoSteps()])
 

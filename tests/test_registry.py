@@ -2,7 +2,9 @@
 
 import json
 import os
+import pickle
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,7 +108,7 @@ def test_a_data_source_from_outside_is_searched_on_and_an_export_target_writes_t
     works(*outside, "eval", ticket, "--data", "toy_stripes:20")
     works(*outside, "export", ticket, "--to", "toy_state")
     state = torch.load(ticket.with_suffix(".toy"))
-    assert torch.equal(state["features.0.frozen"], mptify.load(ticket).state_dict()["features.0.frozen"])
+    assert torch.equal(state["features.0.fixed_weight"], mptify.load(ticket).state_dict()["features.0.fixed_weight"])
 
 
 @pytest.mark.parametrize(
@@ -146,3 +148,78 @@ def test_a_scope_that_leaves_a_layer_empty_is_refused(monkeypatch):
     monkeypatch.setattr(plugin.ToyFirst, "select", lambda self, scores, kept: [values > 1e9 for values in scores])
     with pytest.raises(mptify.MptifyError, match=r"features.0: ToyFirst.select has to return a boolean mask .* at least one survivor"):
         mptify.transform("mptify:conv2", scope="toy_first")(torch.randn(1, 3, 32, 32))
+
+
+# -- quantizers ------------------------------------------------------------------------------------
+
+
+def test_a_quantizer_from_outside_estimates_the_gradient(tmp_path):
+    """In Python, through a search, in a file, packed, and on the command line."""
+    ticketed = mptify.transform("mptify:conv2", bits="1/1", quantizer="toy_flat", sign_width=0.5)
+    signs = [module for module in ticketed.modules() if isinstance(module, mptify.Sign)]
+    x = torch.linspace(-1, 1, 9, requires_grad=True)
+    signs[0](x).sum().backward()
+    assert x.grad.tolist() == [0, 0, 1, 1, 1, 1, 1, 0, 0]
+    assert {sign.quantizer for sign in signs} == {"toy_flat"}
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    images = torch.randn(2, 3, 32, 32)
+    expected = ticketed.eval()(images)
+    assert torch.equal(mptify.load(tmp_path / "a.ticket")(images), expected)
+    assert torch.equal(mptify.pack(ticketed, images)(images), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(ticketed))(images), expected)
+    options = ("--bits", "1/1", "--quantizer", "toy_flat", "--sign-width", "0.5")
+    outside = ("--plugin", plugin.__name__)
+    works(*outside, "convert", "mptify:conv2", *options, "--out", tmp_path / "b.ticket")
+    assert mptify.read(tmp_path / "b.ticket").digest == mptify.read(tmp_path / "a.ticket").digest
+    small = ["--set", "model=mptify:conv2_x0.25", "--set", "epochs=1", "--set", "warmup=0"]
+    small += ["--set", "ticket.bits=1/1", "--set", "ticket.quantizer=toy_flat"]
+    works(*outside, "search", *small, "--no-baseline", "--out", tmp_path / "run")
+    assert mptify.read(tmp_path / "run" / "last.ticket").config.quantizer == "toy_flat"
+
+
+def test_a_quantizer_that_is_not_one_bit_is_refused():
+    words = r"quantizer='toy_zero': with 1-bit activations it must return -1 for negative inputs"
+    with pytest.raises(BadConfig, match=words):
+        mptify.transform("mptify:conv2", bits="1/1", quantizer="toy_zero")
+    with pytest.raises(BadConfig, match=r"There is no quantizer 'sing'; .* Did you mean 'sign'"):
+        mptify.transform("mptify:conv2", bits="1/1", quantizer="sing")
+
+
+# -- search methods --------------------------------------------------------------------------------
+
+
+class StopInThirdEpoch(mptify.Callback):
+    def on_step_end(self, search, metrics):
+        if (search.epoch, search.step) == (2, 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_method_from_outside_runs_and_resumes(tmp_path):
+    """On the command line, and in Python: stopped and resumed, it ends in the same bytes."""
+    small = ["--set", "model=mptify:conv2_x0.25", "--set", "epochs=2", "--set", "warmup=0"]
+    small += ["--set", "method=toy_shrink", "--set", "data.train_images=200"]
+    works("--plugin", plugin.__name__, "search", *small, "--no-baseline", "--out", tmp_path / "cli")
+    rows = (tmp_path / "cli/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row).get("halved") for row in rows] == [None, 1]
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    data = (images, torch.arange(60) % 10)
+
+    def search(name, method="toy_shrink", **options):
+        config = {"epochs": 4, "batch": 20, "warmup": 0, "method": method}
+        return mptify.search(conv2(**SMALL), data, data, config, out=tmp_path / name, **options)
+
+    whole = search("whole")
+    assert [row.get("halved") for row in whole.rows] == [None, 1, None, 2]
+    assert whole.rows[-1]["masks"] != search("biprop", "biprop").rows[-1]["masks"]
+    assert not search("parts", callbacks=[StopInThirdEpoch()]).finished
+    search("parts", resume=True)
+    parts, expected = (tmp_path / run / "last.ticket" for run in ("parts", "whole"))
+    assert parts.read_bytes() == expected.read_bytes()
+
+
+def test_an_unknown_method_is_an_error_that_lists_the_known_ones():
+    words = r"There is no search method 'biprob'; .* Did you mean 'biprop'"
+    with pytest.raises(BadConfig, match=words):
+        mptify.search(conv2(**SMALL), None, None, {"method": "biprob"})

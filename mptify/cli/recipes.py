@@ -39,7 +39,7 @@ def recipes(
 
 def facts_of(name: str, recipe: Any) -> dict[str, Any]:
     """What is said of a recipe. A dense network has neither bits nor a pruned fraction to speak of."""
-    dense = recipe.method == "dense"
+    dense = recipe.trains_weights
     source = recipe.data.source
     data = "" if ":" in source or source == "digits" else f" --data {source}:FOLDER"
     return {

@@ -212,7 +212,7 @@ def _headline(recipe: Any, entry: Any, train: Any, val: Any, folder: Path) -> st
     from mptify.training.data import sizes
 
     config = recipe.ticket
-    how = "dense training" if recipe.method == "dense" else f"{recipe.method}, {config.bits} bits, {100 * config.prune:g} % pruned"
+    how = "dense training" if recipe.trains_weights else f"{recipe.method}, {config.bits} bits, {100 * config.prune:g} % pruned"
     together = f"; {processes()} processes" if processes() > 1 else ""
     what = f"{len(train):,} images of {sizes(train.shape())} to train, {len(val):,} to validate, {train.classes} classes"
     return f"{entry}: {how}; {what}; {folder}{together}"
@@ -227,7 +227,7 @@ def _summary(run: Any, recipe: Any, classes: int) -> None:
     if recipe.baseline is not None:
         beside = type(run)(run.folder / "baseline").read_summary()
         rows.append(("dense", f"{100 * beside['accuracy']:.2f} % after the last epoch: the same network and data, its weights trained"))
-    if recipe.method == "dense":
+    if recipe.trains_weights:
         rows.append(("network", Whole(run.folder / "last.safetensors")))
     else:
         path = run.ticket("last")

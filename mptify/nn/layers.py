@@ -381,10 +381,8 @@ class Ticketed:
             return
         self.frozen.copy_(weights)
         self.scores.copy_(mask)
-        if self._selection is None:
-            weight = torch.empty_like(self.frozen)
-        else:
-            weight = self._selection.weight.detach()
+        last = self._selection
+        weight = torch.empty_like(self.frozen) if last is None else last.weight.detach()
         operand = topk.sign(self.frozen) if self.scales_output else self.frozen
         torch.mul(operand, self.scores, out=weight)
         scale = torch.tensor(gain, dtype=torch.float32, device=self.scores.device)
@@ -405,7 +403,8 @@ class Ticketed:
         if share_with is None:
             device = torch.device("cpu") if self.is_meta else self._stored.device
             empty = torch.empty(self.shape, dtype=torch.float32, device=device)
-            weight, gain = _without_grad(empty), torch.ones((), device=device)
+            weight = _without_grad(empty)
+            gain = torch.ones((), dtype=torch.float32, device=device)
         else:
             weight, gain = share_with.fixed_weight, share_with.fixed_gain
         self._parameters["fixed_weight"], self._buffers["fixed_gain"] = weight, gain
@@ -415,7 +414,7 @@ class Ticketed:
     def load_lazily_(self, load: Callable[[], Tensor], gain: float, kept: int) -> None:
         """Hold no weight at all: call `load` whenever it is read, until `set_ticket_`."""
         self.drop_scores_()
-        empty = torch.empty(self.shape, device="meta")
+        empty = torch.empty(self.shape, dtype=torch.float32, device="meta")
         self._parameters["fixed_weight"] = _without_grad(empty)
         self.fixed_gain.fill_(gain if self.weight_bits == 1 else 1.0)
         self.kept, self._load, self.state = kept, load, WeightState.LAZY

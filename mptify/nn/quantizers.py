@@ -47,7 +47,7 @@ def check_quantizer(name: str) -> None:
     Raises:
         BadConfig: There is no such quantizer, or its outputs are others.
     """
-    probe = torch.tensor([-2.0, -0.5, -0.0, 0.0, 0.5, 2.0])
+    probe = torch.tensor([-2.0, -0.5, -0.0, 0.0, 0.5, 2.0], device="cpu")
     with torch.no_grad():
         found = quantizers[name](probe, width=1.0)
     if not torch.equal(found, topk.sign(probe)):

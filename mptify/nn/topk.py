@@ -139,10 +139,9 @@ def survivors(weight: Tensor, mask: Tensor) -> Tensor:
 
 def weigh(weight: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled: bool) -> Selection:
     r"""Gain and effective weight from $M \odot B$."""
+    gain = torch.ones((), dtype=torch.float32, device=weight.device)
     if weight_bits == 1:
         gain = _gain_of_survivors(weight, survivors, kept)
-    else:
-        gain = torch.ones((), dtype=torch.float32, device=weight.device)
     return Selection(_effective(weight, survivors, gain, weight_bits, scaled), gain)
 
 

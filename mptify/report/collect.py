@@ -69,7 +69,7 @@ class Findings:
 
     @property
     def is_dense(self) -> bool:
-        return self.cut is None and self.recipe is not None and self.recipe.method == "dense"
+        return self.cut is None and self.recipe is not None and self.recipe.trains_weights
 
     @property
     def network(self) -> str:

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from mptify.config import Recipe
 from mptify.errors import BadConfig, MptifyError, first_line
 from mptify.models import registry
+from mptify.registry import methods
 from mptify.report.collect import Findings
 from mptify.runtime.loading import load
 from mptify.training.data import Images
 from mptify.training.evaluation import Evaluation, evaluate
 from mptify.training.labels import as_seen, with_labels_of
-from mptify.training.setup import architecture_of, build_network, classes_of, prepared
+from mptify.training.setup import architecture_of, build_network, classes_of
 from mptify.training.sources import load_data
 
 __all__ = ["Judged", "judge", "require_device"]
@@ -113,9 +114,10 @@ def _network(findings: Findings, recipe: Recipe, images: Images) -> nn.Module:
     if findings.cut is not None:
         return load(findings.cut.file)
     state = findings.place / "last.safetensors"
-    if recipe.method != "dense" or not state.is_file():
+    if not recipe.trains_weights or not state.is_file():
         raise MptifyError("There is no network to judge yet: the first one is written at the end of the first epoch.")
-    network = prepared(build_network(architecture_of(registry.resolve(recipe.model), images), recipe), recipe)
+    dense = build_network(architecture_of(registry.resolve(recipe.model), images), recipe)
+    network = methods[recipe.method]().prepare(dense, recipe)
     try:
         network.load_state_dict(safetensors.torch.load_file(state))
     except (safetensors.SafetensorError, RuntimeError, OSError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mptify.config import DataConfig, Recipe, SearchConfig, TicketConfig
 from mptify.recipe_files import to_yaml
+from mptify.registry import methods
 from mptify.report.charts import Line, in_percent, lines
 from mptify.report.collect import Course, Cut, Findings
 from mptify.report.commands import convert_command, quoted, search_command
@@ -17,11 +18,6 @@ from mptify.report.markup import Markup, joined, tag
 
 __all__ = ["commands_section", "curves_section", "in_bytes", "place_name", "searched_section", "tiles", "title_of", "versions"]
 
-_METHODS = {
-    "biprop": "biprop: which random weights to keep is learned, and those kept are ±gain",
-    "edgepopup": "edge-popup: which random weights to keep is learned, and those kept stay as drawn",
-    "dense": "dense training: the weights themselves are learned",
-}
 _TOLD = {"accuracy", "epoch", "method", "data", "labels", "input", "recipe"}  # notes that the page shows elsewhere
 
 
@@ -101,7 +97,7 @@ def searched_section(findings: Findings) -> Markup:
     recipe, cut = findings.recipe, findings.cut
     facts: list[tuple[str, Any]] = [("network", _network(findings))]
     if recipe is not None:
-        facts += [("method", _METHODS[recipe.method]), ("data", _data(recipe)), ("training", _training(recipe))]
+        facts += [("method", methods[recipe.method].description), ("data", _data(recipe)), ("training", _training(recipe))]
     elif cut is not None:
         facts.append(("method", "none that the file tells of: its mask is as surgery or its author left it"))
     config = cut.ticket.config if cut is not None else recipe.ticket if recipe is not None and not findings.is_dense else None

@@ -31,7 +31,7 @@ from mptify.ticket.codec import (
     WEIGHTS_PER_BYTE,
     Ticket,
     as_json,
-    plain_spec,
+    config_as_json,
     read_architecture,
     read_config,
     read_metadata,
@@ -41,7 +41,7 @@ __all__ = ["PackedFile", "is_packed", "open_packed", "packed_bytes", "program_in
 
 KEY = "mptify_packed"
 VERSION = 3
-_KEYS = {"version", "architecture", "spec", "dtype", "notes", "input", "parameters", "kernels", "shapes", "kept", "sha256"}
+_KEYS = {"version", "architecture", "config", "dtype", "notes", "input", "parameters", "kernels", "shapes", "kept", "sha256"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, imag
     description = {
         "version": VERSION,
         "architecture": vars(ticket.architecture),
-        "spec": plain_spec(ticket.config),
+        "config": config_as_json(ticket.config),
         "dtype": ticket.dtype,
         "notes": ticket.notes,
         "input": list(image.shape[1:]),
@@ -132,7 +132,7 @@ def open_packed(path: str | Path) -> PackedFile:
         if description["dtype"] != "float32" or not isinstance(description["notes"], dict):
             raise DamagedTicket("The file's description has a type or notes that no packed file has.")
         ticket = Ticket(
-            config=read_config(description["spec"]), layers={}, architecture=read_architecture(description["architecture"]),
+            config=read_config(description["config"]), layers={}, architecture=read_architecture(description["architecture"]),
             dtype=description["dtype"], notes=description["notes"],
         )  # fmt: skip
     except OSError as error:

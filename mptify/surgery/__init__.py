@@ -12,6 +12,7 @@ from mptify.models import registry
 from mptify.models.init_mode import InitMode
 from mptify.models.registry import Architecture
 from mptify.nn.layers import Ticketed, TicketParameter
+from mptify.nn.quantizers import check_quantizer
 from mptify.surgery.layer_registry import Handler, register
 from mptify.surgery.plan import Plan
 from mptify.surgery.planner import make_plan
@@ -52,7 +53,7 @@ def transform(
         ticketed = mptify.transform("resnet18", bits="1/1", prune=0.75)
         mptify.save(ticketed, "resnet18.ticket")
     """
-    config = make_config(settings)
+    config = _checked(settings)
     sizes = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
     network, architecture = _network(model, {name: size for name, size in sizes.items() if size is not None}, config)
     traced = trace(network)
@@ -63,8 +64,15 @@ def transform(
 
 def plan(model: nn.Module | str, **settings: Any) -> Plan:
     """Look before cutting: what [`transform`][mptify.transform] would do with the same arguments, as plain data."""
-    config = make_config(settings)
+    config = _checked(settings)
     return make_plan(trace(_network(model, {}, config)[0]), config)
+
+
+def _checked(settings: dict[str, Any]) -> TicketConfig:
+    config = make_config(settings)
+    if config.activation_bits == 1:
+        check_quantizer(config.quantizer)
+    return config
 
 
 def _network(model: nn.Module | str, sizes: dict[str, int], config: TicketConfig) -> tuple[nn.Module, Architecture | None]:

@@ -22,7 +22,7 @@ from mptify.ticket import masks
 
 __all__ = ["Architecture", "Ticket", "TicketLayer", "as_json", "coded_masks", "from_bytes", "to_bytes"]
 
-KEY, VERSION = "mptify", 1
+KEY, VERSION = "mptify", 2
 MOST_HEADER = 1 << 24  # bytes of JSON; the largest network there is needs a hundredth of it
 MOST_CONSTANT, MOST_DESCRIBED = 1 << 20, 1 << 24  # numbers in a tensor that is full of one, and in all of these
 MOST_WEIGHTS, WEIGHTS_PER_BYTE = 1 << 26, 256  # in all: so many, and so many more for each byte of the file
@@ -35,7 +35,7 @@ SECTIONS = {
     "signs": ("uint8",),
     "values": ("float32",),
 }
-_KEYS = {"version", "spec", "architecture", "dtype", "layers", "floats", "float_bytes", "constants", "notes", "sha256"}
+_KEYS = {"version", "config", "architecture", "dtype", "layers", "floats", "float_bytes", "constants", "notes", "sha256"}
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -213,7 +213,7 @@ def _description(ticket: Ticket) -> dict[str, Any]:
     built = ticket.architecture
     return {
         "version": VERSION,
-        "spec": plain_spec(ticket.config),
+        "config": config_as_json(ticket.config),
         "architecture": None if built is None else {"source": built.source, "name": built.name, "arguments": built.arguments},
         "dtype": ticket.dtype,
         "layers": [[layer.name, list(layer.shape), layer.kept, _origin(layer)] for layer in ticket.layers.values()],
@@ -224,7 +224,8 @@ def _description(ticket: Ticket) -> dict[str, Any]:
     }
 
 
-def plain_spec(config: TicketConfig) -> dict[str, Any]:
+def config_as_json(config: TicketConfig) -> dict[str, Any]:
+    """The settings as the description holds them."""
     plain = json.loads(config.model_dump_json())
     return plain | {"prune_overrides": [list(pair) for pair in plain["prune_overrides"].items()]}  # whose order matters
 
@@ -268,7 +269,7 @@ def _parse(data: bytes) -> tuple[Ticket, dict[str, Any]]:
     """What a file says, all but its digest checked."""
     description = _read_description(data)
     sections = _read_sections(data)
-    config = read_config(description["spec"])
+    config = read_config(description["config"])
     ticket = Ticket(
         config=config,
         layers=_read_layers(description["layers"], sections, config, MOST_WEIGHTS + WEIGHTS_PER_BYTE * len(data)),
@@ -280,8 +281,11 @@ def _parse(data: bytes) -> tuple[Ticket, dict[str, Any]]:
     )
     if any(sections.values()):
         raise DamagedTicket("The file holds more than it describes.")
-    if as_json(_without_lengths(description)) != as_json(_description(ticket)):
-        raise DamagedTicket("The file's description is not written as plainly as it could be.")
+    written = _description(ticket)
+    # Settings that are newer than the file are missing there.
+    written["config"] = {key: value for key, value in written["config"].items() if key in description["config"]}
+    if as_json(_without_lengths(description)) != as_json(written):
+        raise DamagedTicket("The file's description is not in canonical form.")
     return ticket, description
 
 
@@ -316,11 +320,16 @@ def _read_description(data: bytes) -> dict[str, Any]:
         )
     description = found[KEY]
     version = description.get("version")
-    if isinstance(version, int) and version > VERSION:
+    if type(version) is int and version > VERSION:
         raise DamagedTicket(
             f"This ticket has format version {version}, and this mptify reads up to {VERSION}; a newer mptify will read it."
         )
-    if set(description) != _KEYS or type(version) is not int or version < 1:
+    if type(version) is int and version < VERSION:
+        raise DamagedTicket(
+            f"This ticket has format version {version}, from before the first release, and this mptify reads version {VERSION}; "
+            "search or convert it again."
+        )
+    if set(description) != _KEYS or type(version) is not int:
         raise DamagedTicket(f"The file's description lacks or adds something: {sorted(set(description) ^ _KEYS)}.")
     return description
 

@@ -267,7 +267,7 @@ def row_of(cell: Cell, folder: Path, error: str = "") -> dict[str, Any]:
             "loss": round(metrics[-1]["val_loss"], 6),
             "seconds": round(sum(one["seconds"] for one in metrics), 1),
         }
-    if state == "done" and cell.recipe.method != "dense":
+    if state == "done" and not cell.recipe.trains_weights:
         from mptify.ticket import read
 
         ticket = read(run.ticket("last"))

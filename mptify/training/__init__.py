@@ -2,5 +2,6 @@
 
 from mptify.training.callbacks import Callback, SearchState, StepMetrics
 from mptify.training.loop import Result, search
+from mptify.training.methods import SearchMethod
 
-__all__ = ["Callback", "Result", "SearchState", "StepMetrics", "search"]
+__all__ = ["Callback", "Result", "SearchMethod", "SearchState", "StepMetrics", "search"]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mptify.config import Recipe, SearchConfig, make_search_config
 from mptify.errors import BadConfig, BadData, Disagreement, MptifyError, shown
 from mptify.recipe_files import to_yaml
+from mptify.registry import methods
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.ticket.codec import Architecture
@@ -30,11 +31,12 @@ from mptify.training.checkpoint import changing, fingerprint, optimizer_state, r
 from mptify.training.data import Images, as_pair, batches_of, first_images, images_in_step, mixed, training_batches
 from mptify.training.diagnostics import Masks, constant_layers, require_agreement
 from mptify.training.distributed import Whole, accelerator_for, together
-from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of, loss_of
+from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of
+from mptify.training.methods import SearchMethod
 from mptify.training.optim import make_optimizer
 from mptify.training.run_folder import Run
 from mptify.training.schedule import learning_rate, prune_share
-from mptify.training.setup import architecture_named, prepared, require_fit
+from mptify.training.setup import architecture_named, require_fit
 from mptify.training.signals import keep_freed_memory, stoppable
 
 __all__ = ["Result", "search", "steps_of"]
@@ -158,7 +160,8 @@ class _Search:
         smallest = len(train) // self.steps
         if smallest < 2 * self.world * config.accumulate:
             raise BadData(f"{smallest} images per step are too few for {self.world} processes in {config.accumulate} parts.")
-        self.network = prepared(model, config).to(self.device)
+        self.method: SearchMethod = methods[config.method]()
+        self.network = self.method.prepare(model, config).to(self.device)
         for images in (train, val):
             require_fit(self.network, images, self.device)
         if isinstance(architecture, str):
@@ -174,7 +177,7 @@ class _Search:
         self.run = self._open(out, resume)
         own: list[Callback] = [Curves(self.run.folder)] if self.run else []
         own += [Trackers(self.accelerator)] if config.trackers else []
-        self.callbacks = CallbackList(self.state, [*own, *callbacks])
+        self.callbacks = CallbackList(self.state, [self.method, *own, *callbacks])
         self.identity = fingerprint(self.network) if self.run else ""
         optimizer = make_optimizer(self.network, config)
         whole = Whole(torch.compile(self.network) if config.compile else self.network)
@@ -287,7 +290,7 @@ class _Search:
             last = number == len(parts) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.forward):
                 output = self.forward(some)
-                total = loss_of(output, theirs, config.label_smoothing)
+                total = self.method.loss(output, theirs, config)
                 # DistributedDataParallel averages over processes, whose shares may differ by one image.
                 self.accelerator.backward(total * (self.world / images))
             right = (logits_of(output).detach().argmax(1) == theirs).sum()
@@ -334,9 +337,9 @@ class _Search:
                     self._write_network("best", row)
         self.state.epoch, self.state.step = self.state.epoch + 1, 0
         self.sums.zero_()
+        self.callbacks.epoch_end(row)  # which may add metrics
         if self.run and self.main:
             self.run.write_metrics(self.state.rows)
-        self.callbacks.epoch_end(row)
         self._save()
 
     def _share_buffers(self) -> None:

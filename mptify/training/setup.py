@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,14 @@ from mptify.config import Recipe, SearchConfig
 from mptify.errors import BadConfig, BadData, MptifyError, TicketMismatch, first_line
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
-from mptify.nn.layers import Ticketed, WeightState
-from mptify.surgery import ticket_layers, transform, with_norms
+from mptify.registry import methods
+from mptify.surgery import ticket_layers, transform
 from mptify.ticket.codec import Architecture, Ticket
 from mptify.ticket.state import read, require_match
 from mptify.training.data import Images, first_images, sizes
 from mptify.training.evaluation import judging, logits_of
 
-__all__ = ["architecture_named", "architecture_of", "begin_with_", "build_network", "classes_of", "prepared", "require_fit"]
+__all__ = ["architecture_named", "architecture_of", "begin_with_", "build_network", "classes_of", "require_fit"]
 
 
 def architecture_of(entry: registry.Entry, images: Images) -> Architecture:
@@ -31,14 +30,14 @@ def architecture_of(entry: registry.Entry, images: Images) -> Architecture:
 
 
 def architecture_named(name: str, network: nn.Module, images: Images, config: SearchConfig, device: Any) -> Architecture:
-    """What `name` says of `network`, which `prepared` made of the caller's: raises `BadConfig` unless it is that network."""
+    """What `name` says of `network`, which the search method prepared: raises `BadConfig` unless it is that network."""
     entry = registry.resolve(name)
     plain = architecture_of(entry, images)
     built = Architecture(entry.source, entry.name, plain.arguments | {"num_classes": classes_of(network, images, device)})
     given = ", ".join(f"{key}={value}" for key, value in built.arguments.items())
     try:
         with InitMode():
-            other = prepared(registry.build(entry, **built.arguments), config)
+            other = methods[config.method]().prepare(registry.build(entry, **built.arguments), config)
     except MptifyError:
         raise
     except Exception as error:  # whatever a builder makes of sizes that it was never built with
@@ -61,7 +60,6 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
     """Fresh from the recipe's seed: dense for `method: dense`, else a ticket model, beginning with the recipe's `start` if it has one."""
     ticket = None if recipe.start is None else read(recipe.start)
-    dense = recipe.method == "dense"
     with InitMode(seed=recipe.ticket.seed):
         try:
             network = registry.build(registry.resolve(str(architecture)), **architecture.arguments)
@@ -69,7 +67,7 @@ def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
             raise
         except Exception as error:  # whatever a builder makes of sizes that it was never built with
             raise BadConfig(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
-    if dense:
+    if recipe.trains_weights:
         return network
     ticketed = transform(network, **dict(recipe.ticket))
     if ticket is not None:
@@ -114,24 +112,6 @@ def _require_same_weights(layer: Any, ticket: Ticket) -> None:
             f"{layer.ticket_name}: the ticket was cut from other weights than this network begins with, and its file holds the survivors' "
             "only; such a ticket can't be searched on from."
         )
-
-
-def prepared(model: nn.Module, config: SearchConfig) -> nn.Module:
-    """The network that is trained: a new one."""
-    found = [layer for layer in model.modules() if isinstance(layer, Ticketed)]
-    if config.method == "dense":
-        if found:
-            raise MptifyError("method='dense' trains weights, and this is a ticket model, whose weights are frozen.")
-        return with_norms(model) if config.ticket.bn == "insert" else copy.deepcopy(model).requires_grad_(True)
-    if not found:
-        return transform(model, **dict(config.ticket))
-    without_scores = any(layer.state is not WeightState.SEARCHING for layer in found)
-    if without_scores or all(((layer.scores == 0) | (layer.scores == 1)).all() for layer in found):
-        raise MptifyError(
-            "This model was loaded from a ticket file, which holds masks but neither scores nor magnitudes to search with; "
-            "`mptify search FILE` goes on from a file."
-        )
-    return copy.deepcopy(model)
 
 
 def require_fit(network: nn.Module, images: Images, device: Any) -> None:

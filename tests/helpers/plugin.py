@@ -5,7 +5,8 @@ import torch
 
 from mptify.export import Artifact, ExportTarget
 from mptify.nn.scopes import SharedThreshold
-from mptify.registry import data_sources, export_targets, init_schemes, scopes
+from mptify.registry import data_sources, export_targets, init_schemes, methods, quantizers, scopes
+from mptify.training.methods.biprop import Biprop
 
 
 @init_schemes.register("toy_uniform")
@@ -51,3 +52,53 @@ class ToyFirst(SharedThreshold):
             left -= own - floor
             masks.append((torch.arange(values.numel()) < own).view(values.shape))
         return masks
+
+
+class _SignWithFlatGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, width):
+        ctx.save_for_backward(x)
+        ctx.width = width
+        return torch.where(x < 0, -1.0, 1.0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * (x.abs() <= ctx.width), None
+
+
+@quantizers.register("toy_flat")
+def toy_flat(x, *, width=1.0):
+    """Forward: sign(x). Backward: the gradient passes where |x| <= width."""
+    return _SignWithFlatGradient.apply(x, width)
+
+
+@quantizers.register("toy_zero")
+def toy_zero(x, *, width=1.0):
+    """Not a 1-bit quantizer: 0 stays 0."""
+    return torch.sign(x)
+
+
+@methods.register("toy_shrink")
+class ToyShrink(Biprop):
+    """biprop that halves all scores after every second epoch, which changes no mask by itself."""
+
+    description = "toy_shrink: biprop with smaller and smaller scores"
+
+    def __init__(self):
+        self.halved = 0
+
+    def on_epoch_end(self, search, row):
+        if search.epoch % 2 == 0:
+            self.halved += 1
+            row["halved"] = self.halved
+            with torch.no_grad():
+                for part in search.model.modules():
+                    if getattr(part, "scores", None) is not None:
+                        part.scores.mul_(0.5)
+
+    def state_dict(self):
+        return {"halved": self.halved}
+
+    def load_state_dict(self, state):
+        self.halved = state["halved"]

@@ -205,10 +205,10 @@ def test_cross_attention_with_masks_equals_torchs_when_nothing_is_binarized(opti
             ticket = getattr(null, f"{name}_ticket", None)
             if ticket is not None:
                 getattr(plain, name).copy_(ticket.ticket_weight())
-                ticket.before = None
+                ticket.input_quantizer = None
         plain.out_proj.weight.copy_(null.out_proj.ticket_weight())
-        null.out_proj.before = None
-        null.key_before = null.value_before = None
+        null.out_proj.input_quantizer = None
+        null.key_quantizer = null.value_quantizer = None
     query = torch.randn(3, 5, 8)
     key, value = torch.randn(3, 7, options.get("kdim", 8)), torch.randn(3, 7, options.get("vdim", 8))
     padding = torch.zeros(3, 7, dtype=torch.bool)
@@ -396,7 +396,7 @@ def test_a_functional_call_keeps_its_own_options_and_bias():
     net = Strided()
     ticketed = mptify.transform(net, bits="1/1", bias="learn", init="keep")
     with torch.no_grad():
-        ticketed.b.offset.fill_(100.0)
+        ticketed.b.output_bias.fill_(100.0)
     output = ticketed(images())
     assert output.shape == net(images()).shape == (4, 2, 8, 8)
     assert output.abs().max() < 100

@@ -54,7 +54,7 @@ def test_a_weight_handed_to_a_function_meets_signs_and_its_gain():
     ticketed = mptify.transform(net, bits="1/1", prune=0.5)
     assert real_inputs(ticketed, lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
     ticketed.eval()
-    signs = ticketed.b.before(ticketed.a(vectors()))
+    signs = ticketed.b.input_quantizer(ticketed.a(vectors()))
     torch.testing.assert_close(ticketed(vectors()), F.linear(signs, ticketed.b.ticket_weight()))
 
 
@@ -62,7 +62,9 @@ def test_a_layer_both_called_and_robbed_of_its_weight_counts_its_gain_once():
     net = Net(lambda self, x: self.b(self.a(x)) + hand_over(self.a(x), self.b.weight), a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False))
     ticketed = mptify.transform(net, bits="1/1", prune=0.5).eval()
     assert real_inputs(ticketed, lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
-    torch.testing.assert_close(ticketed(vectors()), 2 * F.linear(ticketed.b.before(ticketed.a(vectors())), ticketed.b.ticket_weight()))
+    torch.testing.assert_close(
+        ticketed(vectors()), 2 * F.linear(ticketed.b.input_quantizer(ticketed.a(vectors())), ticketed.b.ticket_weight())
+    )
 
 
 def test_a_weight_read_by_code_that_cannot_be_traced_meets_signs_too():
@@ -252,17 +254,17 @@ def test_queries_keys_and_values_of_different_origin_have_norms_of_their_own():
     tokens = torch.randn(32, 10, 6, generator=torch.Generator().manual_seed(3))
     for _ in range(60):
         ticketed.train()(tokens)
-    seen = {name: ticketed.get_submodule(f"{name}.0.norm").running_mean for name in ("attend.key_before", "attend.value_before")}
+    seen = {name: ticketed.get_submodule(f"{name}.0.norm").running_mean for name in ("attend.key_quantizer", "attend.value_quantizer")}
     read = ticketed.b(tokens).mean((0, 1)).detach()
-    torch.testing.assert_close(seen["attend.key_before"], read + 3, rtol=0.01, atol=0.01)
-    torch.testing.assert_close(seen["attend.value_before"], read - 3, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(seen["attend.key_quantizer"], read + 3, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(seen["attend.value_quantizer"], read - 3, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("layer", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
 def test_attention_to_oneself_has_one_norm(layer):
     ticketed = mptify.transform(layer(8, 2, 16), bits="1/1", prune=0.5)
-    assert "self_attn.key_before" not in dict(ticketed.named_modules())
-    assert ("multihead_attn.key_before" in dict(ticketed.named_modules())) == (layer is nn.TransformerDecoderLayer)
+    assert "self_attn.key_quantizer" not in dict(ticketed.named_modules())
+    assert ("multihead_attn.key_quantizer" in dict(ticketed.named_modules())) == (layer is nn.TransformerDecoderLayer)
 
 
 def test_unbatched_attention_takes_a_padding_mask():

@@ -24,7 +24,7 @@ def read(data):
     require(length <= 2**24, "header")
     header = json.loads(data[8 : 8 + length])
     description = json.loads(header.pop("__metadata__")["mptify"])
-    require(description["version"] == 1, "version")
+    require(description["version"] == 2, "version")
     sections = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
@@ -36,7 +36,7 @@ def read(data):
 
     masks, weights, floats = {}, {}, {}
     at = signs_at = values_at = 0
-    config = description["spec"]
+    config = description["config"]
     for (name, shape, kept, origin, size), gain in zip(description["layers"], sections["gains"], strict=True):
         coded = sections["masks"][at : at + size].tobytes()
         at += size
@@ -113,15 +113,18 @@ def drawn_signs(seed, name, count):
 def read_mask(coded, shape, seed, name):
     count = math.prod(shape)
     way, rest = coded[0], coded[1:]
-    require(count <= {0: 8, 1: 1024, 2: 1024, 3: 256}[way] * len(coded), "huge")
+    require(count <= {0: 8, 1: 1024, 2: 256}[way] * len(coded), "huge")
     if way == 0:
         return unpacked(np.frombuffer(rest, np.uint8), count)
-    if way == 3:
-        return read_first_scores(rest, drawn_levels(seed, name, count))
-    return read_classes(rest, shape, count) if way == 1 else read_adaptive(rest, count)
+    if way == 2:
+        return read_initial_scores(rest, drawn_levels(seed, name, count))
+    coder = Coder(rest[2:])
+    mask = unpacked(coder.pop(int.from_bytes(rest[:2], "little"), -(-count // 8)), count)
+    coder.finish()
+    return mask
 
 
-def read_first_scores(rest, levels):
+def read_initial_scores(rest, levels):
     classes = 2 ** rest[0]
     require(2 <= classes <= 128, "classes")
     densities, coder = np.frombuffer(rest[1 : 1 + 2 * classes], "<u2").tolist(), Coder(rest[1 + 2 * classes :])
@@ -132,43 +135,6 @@ def read_first_scores(rest, levels):
             where = start + np.flatnonzero(block == number)
             packed = np.array(coder.pop(density, -(-where.size // 8)), np.uint8)
             mask[where] = unpacked(packed if density < 32768 else ~packed, where.size) ^ (density >= 32768)
-    coder.finish()
-    return mask
-
-
-def read_classes(rest, shape, count):
-    sizes = [*shape[:2], *[1] * (2 - len(shape[:2])), math.prod(shape[2:])]
-    many, rest = list(rest[:3]), rest[3:]
-    classes = []
-    for k, size in zip(many, sizes, strict=True):
-        if k == 1:
-            classes.append([0] * size)
-            continue
-        halves = [half for byte in rest[: -(-size // 2)] for half in (byte & 15, byte >> 4)]
-        rest = rest[-(-size // 2) :]
-        require(max(halves[:size]) < k and not any(halves[size:]), "classes")
-        classes.append(halves[:size])
-    cells = many[0] * many[1] * many[2]
-    densities, rest = np.frombuffer(rest[: 2 * cells], "<u2").tolist(), rest[2 * cells :]
-    of_weight = [(f * many[1] + c) * many[2] + t for f in classes[0] for c in classes[1] for t in classes[2]]
-    of_weight = np.array(of_weight)
-    coder = Coder(rest)
-    mask = np.zeros(count, bool)
-    for cell, density in enumerate(densities):
-        where = np.flatnonzero(of_weight == cell)
-        mask[where] = unpacked(coder.pop(density, -(-where.size // 8)), where.size)
-    coder.finish()
-    return mask
-
-
-def read_adaptive(rest, count):
-    rate, density, coder = rest[0], int.from_bytes(rest[1:3], "little"), Coder(rest[3:])
-    mask = np.zeros(count, bool)
-    for start in range(0, count, 2048):
-        size = min(2048, count - start)
-        block = unpacked(coder.pop(density & ~63 | 32, -(-size // 8)), size)
-        mask[start : start + size] = block
-        density = min(max(density + ((65536 * int(block.sum()) // size - density) >> rate), 1), 65535)
     coder.finish()
     return mask
 

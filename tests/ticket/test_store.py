@@ -119,13 +119,13 @@ def test_a_loaded_network_holds_its_weights_once(bits, tmp_path):
     assert sum(numbers.values()) == sum(layer.count + 1 for layer in layers) + floats + counters
     for name, layer in mptify.ticket_layers(loaded).items():
         searched = mptify.ticket_layers(ticketed)[name]
-        assert layer.weight.data_ptr() == layer.frozen.data_ptr()
+        assert layer.weight.data_ptr() == layer.fixed_weight.data_ptr()
         assert torch.equal(layer.weight, searched.weight)
         assert torch.equal(layer.mask, searched.mask)
         assert torch.equal(layer.ticket_weight(), searched.ticket_weight())
         assert not any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in vars(layer).values())
     assert mptify.ticket_of(loaded) == mptify.ticket_of(ticketed)
-    with pytest.raises(mptify.BadConfig, match="loaded from a file without scores"):
+    with pytest.raises(mptify.BadConfig, match="loaded from a file, without the scores"):
         layer.set_prune_(0.5)
 
 
