@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mptify.nn.layers import TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
     from mptify.nn.quantizers import Sign
     from mptify.runtime import load, pack
-    from mptify.surgery import Handler, Plan, plan, register, ticket_layers, transform  # type: ignore[no-redef]
+    from mptify.surgery import CompositeHandler, Handler, Plan, plan, register, ticket_layers, transform  # type: ignore[no-redef]
     from mptify.surgery.model_summary import Summary, summary
     from mptify.ticket import Ensemble, Ticket, read, save, swap_, ticket_of
     from mptify.training import Callback, Result, SearchMethod, SearchState, StepMetrics, search
@@ -43,6 +43,7 @@ __all__ = [
     "Callback",
     "CannotConvert",
     "CannotPickle",
+    "CompositeHandler",
     "DamagedTicket",
     "Disagreement",
     "Ensemble",
@@ -94,7 +95,7 @@ _PLACES = {
     "config": ("SearchConfig", "TicketConfig"),
     "surgery.model_summary": ("Summary", "summary"),
     "runtime": ("load", "pack"),
-    "surgery": ("Handler", "Plan", "plan", "register", "ticket_layers", "transform"),
+    "surgery": ("CompositeHandler", "Handler", "Plan", "plan", "register", "ticket_layers", "transform"),
     "ticket": ("Ensemble", "Ticket", "read", "save", "swap_", "ticket_of"),
     "training": ("Callback", "Result", "SearchMethod", "SearchState", "StepMetrics", "search"),
 }  # fmt: skip

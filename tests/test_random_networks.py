@@ -23,7 +23,7 @@ from mptify.nn.quantizers import Sign
 from mptify.runtime.library import library
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.invariants import lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
-from mptify.surgery.weights import UNTRACED_USE
+from mptify.surgery.plan import Reason
 from tests.helpers.random_networks import random_network
 from tests.runtime.test_program import exact, require_same
 from tests.surgery.test_zoo import agree, flat, seeded
@@ -74,7 +74,7 @@ def test_layers_see_signs(seed):
     assert lost_layers(ticketed) == []
     assert unnormalised_signs(ticketed) == []
     assert wrongly_trainable(ticketed) == []
-    assert all(left.reason == UNTRACED_USE and left.name.rpartition(".")[0] in plan.untraced for left in plan.left_dense)
+    assert all(left.obstacle.reason is Reason.UNTRACED_USE and left.name.rpartition(".")[0] in plan.untraced for left in plan.left_dense)
     exempt = {layer.name for layer in plan.layers if layer.before in ("pixels", "pooled features")}
     executed = set()
     with torch.no_grad():

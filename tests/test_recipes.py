@@ -20,6 +20,7 @@ from mptify.nn.layers import Ticketed
 from mptify.recipe_files import find_recipe, recipe_names, recipe_text, with_settings
 from mptify.surgery.trainable import parameter_kinds
 from mptify.training import Callback, loop, search
+from mptify.training.methods import base
 from mptify.training.schedule import learning_rate
 from mptify.training.setup import architecture_of, build_network
 from mptify.training.sources import load_data

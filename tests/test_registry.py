@@ -18,6 +18,7 @@ from mptify.errors import BadConfig
 from mptify.models import conv2
 from mptify.nn import init
 from mptify.registry import Registry, import_plugin, init_schemes
+from mptify.surgery.invariants import real_inputs
 from tests.helpers import plugin
 from tests.helpers.cli import run, works
 
@@ -172,7 +173,8 @@ def test_a_quantizer_from_outside_estimates_the_gradient(tmp_path):
     works(*outside, "convert", "mptify:conv2", *options, "--out", tmp_path / "b.ticket")
     assert mptify.read(tmp_path / "b.ticket").digest == mptify.read(tmp_path / "a.ticket").digest
     small = ["--set", "model=mptify:conv2_x0.25", "--set", "epochs=1", "--set", "warmup=0"]
-    small += ["--set", "ticket.bits=1/1", "--set", "ticket.quantizer=toy_flat"]
+    small += ["--set", "ticket.bits=1/1", "--set", "ticket.bn=keep"]
+    small += ["--set", "ticket.quantizer=toy_flat"]
     works(*outside, "search", *small, "--no-baseline", "--out", tmp_path / "run")
     assert mptify.read(tmp_path / "run" / "last.ticket").config.quantizer == "toy_flat"
 
@@ -223,3 +225,42 @@ def test_an_unknown_method_is_an_error_that_lists_the_known_ones():
     words = r"There is no search method 'biprob'; .* Did you mean 'biprop'"
     with pytest.raises(BadConfig, match=words):
         mptify.search(conv2(**SMALL), None, None, {"method": "biprob"})
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+def test_layers_from_outside_are_converted(bits, tmp_path):
+    """A layer with one weight and a module with two: in Python, packed, in a search and a file."""
+    plan = mptify.plan("timm:toy_net", bits=bits)
+    assert {layer.name for layer in plan.layers} == {"stem", "pair.left", "pair.right", "head"}
+    assert not plan.left_dense
+    ticketed = mptify.transform("timm:toy_net", bits=bits, prune=0.5)
+    images = torch.randn(4, 3, 32, 32)
+    ran, real = real_inputs(ticketed, lambda: ticketed(images))
+    assert ran == {"stem", "pair.left", "pair.right", "head"}
+    assert bits == "1/32" or real == {"stem"}
+    ticketed(images).sum().backward()
+    assert all(layer.scores.grad is not None for layer in mptify.ticket_layers(ticketed).values())
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    expected = ticketed.eval()(images)
+    assert torch.equal(mptify.load(tmp_path / "a.ticket")(images), expected)
+    if bits == "1/1":
+        assert torch.allclose(mptify.pack(ticketed, images)(images), expected, atol=1e-5)
+    outside = ("--plugin", plugin.__name__)
+    options = ("--bits", bits, "--prune", "0.5", "--out", tmp_path / "b.ticket")
+    works(*outside, "convert", "timm:toy_net", *options)
+    fresh = mptify.transform("timm:toy_net", bits=bits, prune=0.5)
+    ticket = mptify.save(fresh, tmp_path / "c.ticket")
+    assert mptify.read(tmp_path / "b.ticket").digest == ticket.digest
+    works(*outside, "export", tmp_path / "b.ticket", "--to", "dense" if bits == "1/32" else "onnx")
+
+
+def test_a_composite_is_converted_whole_or_not_at_all():
+    plan = mptify.plan("timm:toy_net", exclude="pair.left")
+    assert {layer.name for layer in plan.layers} == {"stem", "head"}
+    assert {left.name: left.reason for left in plan.left_dense} == {
+        "pair.left": "asked: excluded (its module is converted whole)",
+        "pair.right": "asked: excluded (its module is converted whole)",
+    }

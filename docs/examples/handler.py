@@ -5,7 +5,7 @@ import mptify
 
 
 class Dense(nn.Module):
-    """A layer of one's own, with its weight under a name of its own."""
+    """A layer with its weight under another name, the other way round."""
 
     def __init__(self, width_in, width_out):
         super().__init__()
@@ -18,7 +18,14 @@ class Dense(nn.Module):
 
 @mptify.register(Dense)
 def describe(layer):
-    return mptify.Handler(weight="kernel", inputs=layer.width_in, outputs=layer.width_out, axis=-1, fan_in=layer.width_in, kind="Dense")
+    return mptify.Handler(
+        weight="kernel",
+        inputs=layer.width_in,
+        outputs=layer.width_out,
+        axis=-1,
+        fan_in=layer.width_in,
+        kind="Dense",
+    )
 
 
 model = nn.Sequential(Dense(16, 32), nn.ReLU(), Dense(32, 10))

@@ -10,6 +10,7 @@ from mptify.errors import MptifyError
 from mptify.export.target import Artifact, ExportTarget
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
+from mptify.nn.layers import TicketParameter
 from mptify.registry import export_targets
 from mptify.surgery import ticket_layers
 from mptify.ticket.codec import Ticket
@@ -36,9 +37,12 @@ class Dense(ExportTarget):
 def _state_for(network: nn.Module, model: nn.Module) -> dict[str, Tensor]:
     """The dense network's state, from the ticket model: biases that the ticket dropped are 0."""
     found: dict[str, Tensor] = {}
-    ours, layers = model.state_dict(), {layer.ticket_name: layer for layer in ticket_layers(model).values()}
+    ours, layers = model.state_dict(), {}
+    for layer in ticket_layers(model).values():
+        own = layer.ticket_name
+        layers[own if isinstance(layer, TicketParameter) else f"{own}.{layer.weight_name}".lstrip(".")] = layer
     for name, tensor in network.state_dict().items():
-        layer = layers.get(name) or (layers.get(name.removesuffix(".weight")) if name.endswith(".weight") else None)
+        layer = layers.get(name)
         if layer is not None:
             found[name] = layer.ticket_weight().detach().reshape(tensor.shape).contiguous().clone()
         elif name in ours and ours[name].shape == tensor.shape:

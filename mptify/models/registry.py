@@ -174,7 +174,7 @@ def example_inputs(entry: Entry, model: nn.Module, size: int | None = None, in_c
     if entry.source == "mptify":
         return (images(4, in_chans, size or 32, size or 32),)
     if entry.source == "timm":
-        config: Any = model.pretrained_cfg
+        config: Any = getattr(model, "pretrained_cfg", None) or {}  # networks of other packages may lack it
         channels, height, width = config.get("input_size", (3, 224, 224))
         return (images(4, in_chans if in_chans != 3 else channels, size or height, size or width),)
     kind = torchvision_kind(entry.name)

@@ -124,8 +124,8 @@ class _Walk:
             sources = self.add(f"{name}_input_sign", "edge", ["Sign"], sources)
         planned = self.planned.get(name, self.planned[layer.ticket_name])
         detail = [f"{kind} {_shape(planned.shape)}", f"keeps {100 * layer.kept / layer.count:.3g}% of {short_count(layer.count)}"]
-        if planned.before in ("pixels", "pooled features"):
-            detail.append(f"reads {planned.before}")
+        if planned.input.is_exempt:
+            detail.append(f"reads {planned.input.value}")
         return self.add(name, "ticket", detail, sources)
 
     def attention(self, path: str, module: nn.MultiheadAttention, sources: list[Box]) -> list[Box]:

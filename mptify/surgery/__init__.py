@@ -13,13 +13,14 @@ from mptify.models.init_mode import InitMode
 from mptify.models.registry import Architecture
 from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.nn.quantizers import check_quantizer
-from mptify.surgery.layer_registry import Handler, register
+from mptify.surgery import attention  # registers its handler
+from mptify.surgery.layer_registry import CompositeHandler, Handler, register
 from mptify.surgery.plan import Plan
 from mptify.surgery.planner import make_plan
 from mptify.surgery.rewrite import rewrite
 from mptify.surgery.trace import trace
 
-__all__ = ["Handler", "Plan", "plan", "register", "ticket_layers", "transform", "with_norms"]
+__all__ = ["CompositeHandler", "Handler", "Plan", "attention", "plan", "register", "ticket_layers", "transform", "with_norms"]
 
 
 def transform(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mptify.nn.leaf import recorded_call
+from mptify.surgery.layer_registry import CompositeHandler, register
 
 __all__ = ["TicketMultiheadAttention"]
 
@@ -26,13 +27,13 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
     value_quantizer: Any
 
     @staticmethod
-    def take_over_(module: nn.MultiheadAttention, tickets: dict[str, Any]) -> None:
-        """Turn `module` into a ticket attention in place, its parameters of these names replaced by tickets."""
+    def convert_(module: nn.MultiheadAttention, tickets: dict[str, Any], quantizers: dict[str, nn.Module]) -> None:
+        """Turn `module` into a ticket attention in place, with tickets in place of parameters."""
         for attribute, ticket in tickets.items():
             del module._parameters[attribute]
             module.add_module(f"{attribute}_ticket", ticket)
-        for name in ("key_quantizer", "value_quantizer"):
-            module._modules.setdefault(name, None)
+        for argument in ("key", "value"):
+            module._modules[f"{argument}_quantizer"] = quantizers.get(argument)
         module.__class__ = TicketMultiheadAttention
 
     def _weight(self, attribute: str) -> Tensor | None:
@@ -112,6 +113,21 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
     def _append(self, heads: Tensor, bias: Tensor | None) -> Tensor:
         assert bias is not None
         return torch.cat([heads, _split_heads(bias.transpose(0, 1).expand(heads.shape[0], -1, -1), self.num_heads)], 2)
+
+
+@register(nn.MultiheadAttention)
+def _attention(layer: Any) -> CompositeHandler:
+    return CompositeHandler(
+        weights={
+            "in_proj_weight": ("query", "key", "value"),
+            "q_proj_weight": ("query",),
+            "k_proj_weight": ("key",),
+            "v_proj_weight": ("value",),
+        },
+        outputs=layer.embed_dim,
+        convert_=TicketMultiheadAttention.convert_,
+        biases=("in_proj_bias",),
+    )
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

@@ -81,8 +81,8 @@ def _name_of(node: fx.Node) -> str:
 def _module_kind(module: nn.Module) -> str:
     if layer_registry.find(module) is not None:
         return "layer"
-    if isinstance(module, nn.MultiheadAttention):
-        return "attention"
+    if layer_registry.find_composite(module) is not None:
+        return "composite"
     if layer_registry.is_activation(module):
         return "activation"
     if isinstance(module, nn.modules.batchnorm._BatchNorm) or type(module).__name__.startswith("FrozenBatchNorm"):
@@ -149,8 +149,10 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], signs: bool
         handler = layer_registry.find(module)
         assert handler is not None
         return Fact(handler.outputs or None, handler.axis)
-    if kind == "attention":
-        return Fact(module.embed_dim, -1)
+    if kind == "composite":
+        composite = layer_registry.find_composite(module)
+        assert composite is not None
+        return Fact(composite.outputs, -1)
     if kind == "activation":
         if not signs:
             return replace(first, normalised=False, binary=False, summed=False, pixels=False)

@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,10 @@ from mptify.config import TicketConfig
 from mptify.errors import BadConfig, CannotConvert, shown
 from mptify.nn.layers import ticket_class
 
-__all__ = ["Handler", "find", "fused_activation", "is_activation", "is_activation_function", "register", "target_name"]
+__all__ = [
+    "CompositeHandler", "Handler", "find", "find_composite", "fused_activation", "is_activation",
+    "is_activation_function", "is_known", "register", "target_name",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,39 @@ class Handler:
         return ticket
 
 
-Describe = Callable[[Any], Handler | None]
+@dataclass(frozen=True)
+class CompositeHandler:
+    """How a module holds several weights, which it multiplies with in its own `forward`.
+
+    Its weights are converted together, or stay dense together.
+
+    Attributes:
+        weights: By the name of each weight parameter, the arguments of `forward` it is multiplied
+            with. Where they are not the same value, each gets a quantizer of its own.
+        outputs: How many channels its output has, along the last dimension.
+        biases: The names of parameters that are biases of these weights.
+        convert_: Turns a module into its ticket version, in place. It is called with the module,
+            a `TicketParameter` for each weight, and input quantizers by the names of further
+            arguments.
+    """
+
+    weights: Mapping[str, tuple[str, ...]]
+    outputs: int
+    convert_: Callable[[Any, dict[str, Any], dict[str, nn.Module]], None]
+    biases: tuple[str, ...] = ()
+
+
+Describe = Callable[[Any], Handler | CompositeHandler | None]
+D = TypeVar("D", bound=Describe)
 _REGISTERED: dict[type | str, Describe] = {}
 
 
-def register(layer_type: type | str) -> Callable[[Describe], Describe]:
+def register(layer_type: type | str) -> Callable[[D], D]:
     """Teach mptify a layer class (or its dotted name, for one that should not be imported yet)."""
     if not isinstance(layer_type, (type, str)):
         raise BadConfig(f"register: a layer class or its dotted name is needed, not {shown(layer_type)}.")
 
-    def decorate(describe: Describe) -> Describe:
+    def decorate(describe: D) -> D:
         if not callable(describe):
             raise BadConfig(f"register: a function from a layer to its Handler is needed, not {shown(describe)}.")
         _REGISTERED[layer_type] = describe
@@ -79,7 +105,23 @@ def register(layer_type: type | str) -> Callable[[Describe], Describe]:
 
 
 def find(module: nn.Module) -> Handler | None:
-    """The handler of a layer, or None for a module that is no layer with weights of its own."""
+    """The handler of a layer with one weight, or None for other modules."""
+    found = _described(module)
+    return found if isinstance(found, Handler) else None
+
+
+def find_composite(module: nn.Module) -> CompositeHandler | None:
+    """The handler of a module with several weights, or None for other modules."""
+    found = _described(module)
+    return found if isinstance(found, CompositeHandler) else None
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether the module has a handler of either kind, and so is a leaf of every trace."""
+    return _described(module) is not None
+
+
+def _described(module: nn.Module) -> Handler | CompositeHandler | None:
     for cls in type(module).__mro__:
         describe = _REGISTERED.get(cls) or _REGISTERED.get(f"{cls.__module__}.{cls.__qualname__}")
         if describe is not None:

@@ -22,7 +22,7 @@ __all__ = ["LayerSummary", "Summary", "columns_for", "summary", "tables"]
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One ticket layer: how many of its weights survive, and what comes before it."""
+    """One ticket layer: how many of its weights survive, and what it reads."""
 
     name: str
     kind: str
@@ -30,7 +30,7 @@ class LayerSummary:
     bits: str
     kept: int
     count: int
-    before: str
+    input: str
     gain: float | None
     tied_to: str
 
@@ -80,7 +80,7 @@ def summary(model: nn.Module) -> Summary:
                 bits=plan.config.bits,
                 kept=int(kept),
                 count=planned.count,
-                before=planned.before,
+                input=planned.input.value,
                 gain=gain,
                 tied_to=planned.tied_to,
             )
@@ -152,7 +152,7 @@ def _layer_table(summary: Summary, width: int) -> Table:
     for layer in summary.layers:
         shape = _sizes(layer.shape)
         share = f"{100 * layer.kept / layer.count:.1f} %"
-        note = f"= {layer.tied_to}" if layer.tied_to else layer.before
+        note = f"= {layer.tied_to}" if layer.tied_to else layer.input
         cells = {
             "layer": layer.name,
             "kind": layer.kind,

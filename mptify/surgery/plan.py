@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from torch import nn
 
@@ -10,14 +11,73 @@ from mptify.config import TicketConfig
 from mptify.errors import MptifyError
 from mptify.models.registry import Architecture
 
-__all__ = ["LeftLayer", "NormBefore", "Plan", "PlannedLayer", "RegionEdits", "plan_of"]
+__all__ = ["LayerInput", "LeftLayer", "NormBefore", "Obstacle", "Plan", "PlannedLayer", "Reason", "RegionEdits", "plan_of"]
+
+
+class LayerInput(Enum):
+    """What a ticket layer reads."""
+
+    PIXELS = "pixels"
+    POOLED = "pooled features"
+    REAL = "real values"
+    BINARY = "±1"
+    SIGN = "Sign"
+    NORM_SIGN = "BatchNorm → Sign"
+
+    @property
+    def is_exempt(self) -> bool:
+        """Whether the input stays real with few-bit activations."""
+        return self in (LayerInput.PIXELS, LayerInput.POOLED)
+
+
+class Reason(Enum):
+    """Why a weight stays dense; a placeholder is filled by `LeftLayer.detail`."""
+
+    NOT_INCLUDED = "asked: not included"
+    EXCLUDED = "asked: excluded"
+    FIRST_LAYER = "asked: first layer"
+    LAST_LAYER = "asked: last layer"
+    DEPTHWISE = "asked: depthwise"
+    NOT_REACHED = "not reached by forward()"
+    SHARED = "shared with {}, which is no layer's"
+    BIAS_READ = "its bias is read by other code than its own"
+    ODD_OPERATION = "its weight goes into {}(), where its input can't be made ±1"
+    HOOKED = "a hook recomputes its weight"
+    TORCHSCRIPT = "TorchScript code can't be rewritten"
+    MULTIPLIED = "a parameter that {} multiplies, not a layer"
+    RECURRENT = "recurrent layers are not converted"
+    UNTRACED_USE = "code that can't be traced uses it"
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the settings ask for it."""
+        return self in (
+            Reason.NOT_INCLUDED,
+            Reason.EXCLUDED,
+            Reason.FIRST_LAYER,
+            Reason.LAST_LAYER,
+            Reason.DEPTHWISE,
+        )
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why one weight stays dense."""
+
+    reason: Reason
+    detail: str = ""
+    with_owner: bool = False  # because another weight of its owner does
+
+    def __str__(self) -> str:
+        whole = " (its module is converted whole)" if self.with_owner else ""
+        return self.reason.value.format(self.detail) + whole
 
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """One weight that becomes a ticket. `before` says what its input is, or what is put before it.
+    """One weight that becomes a ticket.
 
-    With `scope="global"`, `kept` is an equal share; which layer keeps how many is known from the scores only.
+    With `scope="global"`, `kept` is an equal share; the scores decide how many each layer keeps.
     """
 
     name: str
@@ -25,14 +85,14 @@ class PlannedLayer:
     shape: tuple[int, ...]
     kept: int
     inputs: int  # channels that it reads
-    before: str = ""
-    owner: str = ""  # of a bare parameter: the module that holds it
-    bare: bool = False
+    input: LayerInput = LayerInput.REAL
+    owner: str = ""  # of a parameter that is not a layer's: the module that holds it
+    functional: bool = False  # its owner passes it to a function itself
     tied_to: str = ""
     depthwise: bool = False
-    binarizes: bool = False  # has BatchNorm -> Sign of its own, since it is called from code that can't be traced
-    separates: bool = False  # in attention: has one such pair each for queries, keys and values
-    escapes: bool = False  # its weight is handed to a function, rather than the layer called
+    quantizes_input: bool = False  # itself, since it is called from code that can't be traced
+    separate_inputs: tuple[str, ...] = ()  # further arguments that need quantizers of their own
+    weight_escapes: bool = False  # code other than the layer's own multiplies by its weight
 
     @property
     def count(self) -> int:
@@ -48,7 +108,12 @@ class LeftLayer:
 
     name: str
     count: int
-    reason: str
+    obstacle: Obstacle
+
+    @property
+    def reason(self) -> str:
+        """Why, as a sentence."""
+        return str(self.obstacle)
 
 
 @dataclass(frozen=True)

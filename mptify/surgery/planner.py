@@ -11,8 +11,9 @@ The rules for 1-bit activations (design, section 4), decided per traced graph fr
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -28,7 +29,7 @@ from mptify.nn.topk import kept_count
 from mptify.surgery import layer_registry
 from mptify.surgery.dataflow import Fact, argument, node_kind, walk
 from mptify.surgery.hooks import is_hooked
-from mptify.surgery.plan import LeftLayer, NormBefore, Plan, PlannedLayer, RegionEdits
+from mptify.surgery.plan import LayerInput, LeftLayer, NormBefore, Obstacle, Plan, PlannedLayer, Reason, RegionEdits
 from mptify.surgery.trace import Region, Traced, is_opaque, join
 from mptify.surgery.weights import other_parameters, weights_of
 
@@ -64,10 +65,10 @@ class _Planner:
             raise NothingToConvert("The model has no conv or linear weight, so there is nothing to make a ticket of.")
         self.others = list(other_parameters(traced, self.found.values()))
         self.obstacles = self._shared_elsewhere() | self._used_oddly()
-        self.before: dict[str, str] = {}
+        self.inputs: dict[str, LayerInput] = {}
         self.reached: set[str] = set()
-        self.binarizes: set[str] = set()
-        self.separates: set[str] = set()
+        self.quantizes_input: set[str] = set()
+        self.separate_inputs: dict[str, tuple[str, ...]] = {}
         self.escapes: set[str] = set()
         self.pixel_readers: set[str] = set()
         self.last: list[str] = []
@@ -89,7 +90,7 @@ class _Planner:
         layers, left = self._account(reasons)
         if needs_layers and not layers:
             raise NothingToConvert(f"Nothing is left to convert: {left[0].name} and {len(left) - 1} more stay dense ({left[0].reason}).")
-        unwilling = [one for one in left if not one.reason.startswith("asked")]
+        unwilling = [one for one in left if not one.obstacle.reason.is_asked]
         if self.config.strict and unwilling:
             raise LeftDense(
                 f"{unwilling[0].name} would stay dense ({unwilling[0].reason}), and {len(unwilling) - 1} more; strict=False lets them."
@@ -144,31 +145,31 @@ class _Planner:
         first = next(iter(self.found))
         return read.layer == first or (read.axis == 1 and read.channels <= 4 and read.channels == self.found[first].inputs)
 
-    def _reasons_to_leave(self) -> dict[str, str]:
+    def _reasons_to_leave(self) -> dict[str, Obstacle]:
         config, reasons = self.config, {}
         for name, weight in self.found.items():
             if config.include and not any(fnmatchcase(name, pattern) for pattern in config.include):
-                reasons[name] = "asked: not included"
+                reasons[name] = Obstacle(Reason.NOT_INCLUDED)
             elif any(fnmatchcase(name, pattern) for pattern in config.exclude):
-                reasons[name] = "asked: excluded"
+                reasons[name] = Obstacle(Reason.EXCLUDED)
             elif "first" in config.dense and name in self.pixel_readers:
-                reasons[name] = "asked: first layer"
+                reasons[name] = Obstacle(Reason.FIRST_LAYER)
             elif "last" in config.dense and name in self.last:
-                reasons[name] = "asked: last layer"
+                reasons[name] = Obstacle(Reason.LAST_LAYER)
             elif "depthwise" in config.dense and weight.depthwise:
-                reasons[name] = "asked: depthwise"
+                reasons[name] = Obstacle(Reason.DEPTHWISE)
             elif weight.obstacle or name in self.obstacles:
                 reasons[name] = weight.obstacle or self.obstacles[name]
-        for owner in {weight.owner for weight in self.found.values() if weight.kind == "MultiheadAttention"}:
+        for owner in {weight.owner for weight in self.found.values() if weight.arguments}:
             parts = [name for name in self.found if name.rpartition(".")[0] == owner]
             left = [reasons[name] for name in parts if name in reasons]
             if left:
-                reasons |= dict.fromkeys(parts, f"{left[0]} (attention is converted whole)")
+                reasons |= dict.fromkeys(parts, replace(left[0], with_owner=True))
         return reasons
 
-    def _shared_elsewhere(self) -> dict[str, str]:
+    def _shared_elsewhere(self) -> dict[str, Obstacle]:
         """Weights that hang somewhere else too, where no layer is: an embedding can't look up words in a ticket."""
-        slots = {(weight.owner if weight.bare else name, weight.attribute) for name, weight in self.found.items()}
+        slots = {(weight.owner if weight.functional else name, weight.attribute) for name, weight in self.found.items()}
         elsewhere: dict[int, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             if isinstance(module, torch.jit.ScriptModule):
@@ -177,11 +178,11 @@ class _Planner:
                 if parameter is not None and (path, name) not in slots and (self._names[id(module)], name) not in slots:
                     elsewhere[id(parameter)] = join(path, name)
         found = ((name, elsewhere.get(id(weight.tensor))) for name, weight in self.found.items())
-        return {name: f"shared with {other}, which is no layer's" for name, other in found if other is not None}
+        return {name: Obstacle(Reason.SHARED, other) for name, other in found if other is not None}
 
-    def _used_oddly(self) -> dict[str, str]:
+    def _used_oddly(self) -> dict[str, Obstacle]:
         """Layers whose weight or bias a graph uses in a way that a ticket can't stand in for."""
-        odd: dict[str, str] = {}
+        odd: dict[str, Obstacle] = {}
         gone = self.signs or self.config.bias == "drop"  # whether `layer.bias` will be None
         for region in self.traced.regions:
             nodes = [node for graph in region.graphs.values() for node in graph.nodes if node.op == "get_attr"]
@@ -192,18 +193,18 @@ class _Planner:
                 for user in node.users:
                     known = user.op == "call_function" and (user.target in CONTRACTIONS or is_opaque(user.target))
                     if layer in self.found and attribute == "bias" and gone and not known:
-                        odd[layer] = "its bias is read by other code than its own"
+                        odd[layer] = Obstacle(Reason.BIAS_READ)
                     elif reader is not None and self.signs and not known and not _only_looks(user) and user.op != "output":
-                        odd[reader] = f"its weight goes into {layer_registry.target_name(user.target)}(), where its input can't be made ±1"
+                        odd[reader] = Obstacle(Reason.ODD_OPERATION, layer_registry.target_name(user.target))
         return odd
 
-    def _account(self, reasons: dict[str, str]) -> tuple[list[PlannedLayer], list[LeftLayer]]:
+    def _account(self, reasons: dict[str, Obstacle]) -> tuple[list[PlannedLayer], list[LeftLayer]]:
         layers: list[PlannedLayer] = []
         left: list[LeftLayer] = []
         owners: dict[int, str] = {}
         for name, weight in self.found.items():
             if name not in reasons and name not in self.reached:
-                reasons[name] = "not reached by forward()"
+                reasons[name] = Obstacle(Reason.NOT_REACHED)
             if name in reasons:
                 left.append(LeftLayer(name, weight.count, reasons[name]))
                 continue
@@ -215,53 +216,56 @@ class _Planner:
                     shape=tuple(weight.tensor.shape),
                     inputs=weight.inputs,
                     kept=kept_count(weight.count, self.config.prune_of(tied_to)),
-                    before=self.before.get(name, "real values"),
+                    input=self.inputs.get(name, LayerInput.REAL),
                     owner=weight.owner,
-                    bare=weight.bare,
+                    functional=weight.functional,
                     tied_to="" if tied_to == name else tied_to,
                     depthwise=weight.depthwise,
-                    binarizes=name in self.binarizes,
-                    separates=name in self.separates,
-                    escapes=name in self.escapes,
+                    quantizes_input=name in self.quantizes_input,
+                    separate_inputs=self.separate_inputs.get(name, ()),
+                    weight_escapes=name in self.escapes,
                 )
             )
         for other in self.others:
             if other.obstacle:
                 asked = any(fnmatchcase(other.name, pattern) for pattern in self.config.exclude)
-                left.append(LeftLayer(other.name, other.tensor.numel(), "asked: excluded" if asked else other.obstacle))
+                left.append(LeftLayer(other.name, other.tensor.numel(), Obstacle(Reason.EXCLUDED) if asked else other.obstacle))
         return layers, left
 
     # -- layers called from code that can't be traced --------------------------------------------------------------------
 
-    def _lone(self, region: Region, reasons: dict[str, str]) -> None:
+    def _lone(self, region: Region, reasons: dict[str, Obstacle]) -> None:
         inside = [name for name in self.found if name == region.path or name.startswith(f"{region.path}.") or not region.path]
         for name in inside:
             self.reached.add(name)
             if not self.signs or name in reasons:
                 continue
             if name in self.pixel_readers:
-                self.before[name] = "pixels"
+                self.inputs[name] = LayerInput.PIXELS
             elif self._is_classifier(region.module):
-                self.before[name] = "pooled features"
+                self.inputs[name] = LayerInput.POOLED
             else:
-                self.binarizes.add(name)
+                self.quantizes_input.add(name)
                 self.escapes.add(name)  # code that can't be traced may read its weight
-                self.before[name] = "BatchNorm → Sign"
-                if name == join(region.path, "in_proj_weight") and not self._attends_to_itself(region.module):
-                    self.separates.add(name)
+                self.inputs[name] = LayerInput.NORM_SIGN
+                arguments = self.found[name].arguments
+                if len(arguments) > 1 and not self._reads_one_value(region.module, arguments):
+                    self.separate_inputs[name] = arguments[1:]
 
-    def _attends_to_itself(self, attention: nn.Module) -> bool:
-        """Whether all who call an attention hand it one and the same value three times."""
+    def _reads_one_value(self, composite: nn.Module, arguments: tuple[str, ...]) -> bool:
+        """Whether all callers of a composite pass one and the same value for these arguments."""
         calls = []
         for region in self.traced.regions:
             for graph in region.graphs.values():
                 nodes = [node for node in graph.nodes if node.op == "call_module"]
-                calls += [node for node in nodes if region.module.get_submodule(node.target) is attention]
-        if not calls:  # they can't be traced; of torch's own one knows
-            encoders = [part for part in self.model.modules() if isinstance(part, nn.TransformerEncoderLayer)]
-            return any(encoder.self_attn is attention for encoder in encoders)
-        inputs = [[argument(node, i, name) for i, name in enumerate(("query", "key", "value"))] for node in calls]
-        return all(query is key is value for query, key, value in inputs)
+                calls += [n for n in nodes if region.module.get_submodule(n.target) is composite]
+        if not calls:  # they can't be traced; torch's own are known
+            parts = self.model.modules()
+            encoders = [part for part in parts if isinstance(part, nn.TransformerEncoderLayer)]
+            return any(encoder.self_attn is composite for encoder in encoders)
+        names = list(inspect.signature(composite.forward).parameters)
+        inputs = [[argument(n, names.index(name), name) for name in arguments] for n in calls]
+        return all(value is values[0] for values in inputs for value in values)
 
     def _is_classifier(self, module: nn.Module) -> bool:
         getter = getattr(self.model, "get_classifier", None)
@@ -270,7 +274,7 @@ class _Planner:
     def _may_come_last(self, layer: str) -> bool:
         """In a network that can't be traced whole: its last layer, or what it calls its classifier."""
         weight = self.found[layer]
-        return layer in self.last or self._is_classifier(self.model.get_submodule(weight.owner if weight.bare else layer))
+        return layer in self.last or self._is_classifier(self.model.get_submodule(weight.owner if weight.functional else layer))
 
     def _note_kept_activations(self) -> None:
         if not self.signs and self.config.bn != "insert":
@@ -323,7 +327,7 @@ class _Planner:
         weight = self.found.get(owner)
         return owner if weight is not None and attribute == weight.attribute else None
 
-    def _graph(self, region: Region, graph: fx.Graph, reasons: dict[str, str]) -> RegionEdits:
+    def _graph(self, region: Region, graph: fx.Graph, reasons: dict[str, Obstacle]) -> RegionEdits:
         edits = RegionEdits()
         reads = list(self._reads(region, graph))
         self.reached.update(read.layer for read in reads)
@@ -357,7 +361,7 @@ class _Planner:
         return edits
 
     def _binarize_reads(
-        self, edits: RegionEdits, region: Region, reads: list[_Read], facts: dict[fx.Node, Fact], reasons: dict[str, str]
+        self, edits: RegionEdits, region: Region, reads: list[_Read], facts: dict[fx.Node, Fact], reasons: dict[str, Obstacle]
     ) -> None:
         ends = _downstream_free([read.node for read in reads])
         for read in reads:
@@ -365,25 +369,25 @@ class _Planner:
                 continue
             if read.value is None:
                 self.escapes.add(read.layer)
-                self.binarizes.add(read.layer)
-                self.before[read.layer] = "BatchNorm → Sign"
+                self.quantizes_input.add(read.layer)
+                self.inputs[read.layer] = LayerInput.NORM_SIGN
                 continue
             if read.functional:
                 edits.calls[read.node.name] = read.layer
             fact = facts[read.value]
-            if self.found[read.layer].kind == "MultiheadAttention":
+            if self.found[read.layer].arguments:
                 continue
             if read.layer in self.pixel_readers:
-                self.before[read.layer] = "pixels"
+                self.inputs[read.layer] = LayerInput.PIXELS
             elif fact.binary:
-                self.before.setdefault(read.layer, "±1")
+                self.inputs.setdefault(read.layer, LayerInput.BINARY)
             elif fact.pooled and read.node in ends and (region.path == "" or self._may_come_last(read.layer)):
-                self.before[read.layer] = "pooled features"
+                self.inputs[read.layer] = LayerInput.POOLED
             else:
                 norm = None if fact.normalised else NormBefore(read.channels, read.axis)
                 edits.edges.setdefault(read.value.name, norm)
                 edits.readers.setdefault(read.value.name, []).append(read.node.name)
-                self.before[read.layer] = "Sign" if fact.normalised else "BatchNorm → Sign"
+                self.inputs[read.layer] = LayerInput.SIGN if fact.normalised else LayerInput.NORM_SIGN
 
     def _move_pools(self, edits: RegionEdits, graph: fx.Graph, kinds: dict[fx.Node, str], changed: set[str], region: Region) -> None:
         for node in graph.nodes:

@@ -11,7 +11,6 @@ from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.nn.quantizers import InputQuantizer, Sign
 from mptify.registry import scopes
 from mptify.surgery import layer_registry
-from mptify.surgery.attention import TicketMultiheadAttention
 from mptify.surgery.classifier import reset_classifier_
 from mptify.surgery.edges import edited_region, make_norm
 from mptify.surgery.graphs import TicketGraph, answers_of
@@ -82,7 +81,7 @@ def _own_tensors_(model: nn.Module, plan: Plan) -> None:
 
 def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:
     """Where the weight of a planned layer hangs: which module, and under which name."""
-    if layer.bare:
+    if layer.functional:
         return id(model.get_submodule(layer.owner)), layer.name.rpartition(".")[2]
     module = model.get_submodule(layer.name)
     handler = layer_registry.find(module)
@@ -94,16 +93,17 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
     """Put ticket layers in place of the planned ones, wherever they are used; returns them by name."""
     tickets: dict[str, Any] = {}
     swaps: dict[int, nn.Module] = {}
-    bare: dict[str, dict[str, Any]] = {}
+    owners: dict[str, dict[str, Any]] = {}
+    quantizers: dict[str, dict[str, nn.Module]] = {}
     without_bias: dict[int, tuple[str, torch.Tensor]] = {}
     for planned in plan.layers:
-        if planned.bare:
+        if planned.functional:
             attribute = planned.name.rpartition(".")[2]
             parameter: Any = model.get_submodule(planned.owner)._parameters[attribute]
             axis = 1 if planned.kind.startswith("F.conv") else -1
             fan_in = parameter[0].numel() if "transpose" not in planned.kind else parameter[:, 0].numel()
             ticket: Any = TicketParameter(parameter, plan.config, name=planned.name, fan_in=fan_in, axis=axis)
-            bare.setdefault(planned.owner, {})[attribute] = ticket
+            owners.setdefault(planned.owner, {})[attribute] = ticket
         else:
             original = model.get_submodule(planned.name)
             handler = layer_registry.find(original)
@@ -115,26 +115,27 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
                 without_bias[id(ticket)] = (handler.bias, bias)
         if planned.tied_to:
             ticket.tie_to_(tickets[planned.tied_to])
-        ticket.weight_escapes = planned.escapes
-        if planned.binarizes:
+        ticket.weight_escapes = planned.weight_escapes
+        if planned.quantizes_input:
             ticket.input_quantizer = _input_quantizer(ticket, planned, plan)
-        if planned.separates:
-            attention: Any = model.get_submodule(planned.owner)
-            attention.key_quantizer = _input_quantizer(ticket, planned, plan)
-            attention.value_quantizer = _input_quantizer(ticket, planned, plan)
+        for argument in planned.separate_inputs:
+            quantizer = _input_quantizer(ticket, planned, plan)
+            quantizers.setdefault(planned.owner, {})[argument] = quantizer
         tickets[planned.name] = ticket
     _replace_everywhere_(model, swaps)
     _zero_biases_for_fusing_(model, without_bias)
-    for owner_name, parameters in bare.items():
+    for owner_name, parameters in owners.items():
         owner = model.get_submodule(owner_name)
         for ticket in parameters.values():
             ticket.train(owner.training)
-        if isinstance(owner, nn.MultiheadAttention):
-            TicketMultiheadAttention.take_over_(owner, parameters)
-        else:
+        composite = layer_registry.find_composite(owner)
+        if composite is None:
             _give_properties_(owner, parameters)
-        if plan.config.bias == "drop" and isinstance(owner, nn.MultiheadAttention):
-            owner.register_parameter("in_proj_bias", None)
+            continue
+        composite.convert_(owner, parameters, quantizers.get(owner_name, {}))
+        if plan.config.bias == "drop":
+            for name in composite.biases:
+                owner.register_parameter(name, None)
     return tickets
 
 
@@ -176,7 +177,7 @@ def _no_fast_paths_(model: nn.Module) -> None:
 
 
 def _give_properties_(owner: nn.Module, parameters: dict[str, Any]) -> None:
-    """Let `owner.<name>` compute the ticket's weight, for a `forward` that uses the bare parameter itself."""
+    """Let `owner.<name>` compute the ticket's weight, for a `forward` that uses the parameter itself."""
     for attribute, ticket in parameters.items():
         del owner._parameters[attribute]
         owner.add_module(f"{attribute}_ticket", ticket)

@@ -34,7 +34,7 @@ _MAX_TRIES = 25
 
 _PRIMITIVES = (
     nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.dropout._DropoutNd, nn.MultiheadAttention,
+    nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.dropout._DropoutNd,
     nn.Embedding, torch.jit.ScriptModule, isolated.ScriptStandIn,
 )  # fmt: skip
 _REGULARIZERS = ("DropPath", "StochasticDepth", "DropBlock2d", "PatchDropout")  # random in train(), nothing in eval()
@@ -110,7 +110,7 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int], caller: 
     if id(module) in seen:
         return
     seen.add(id(module))
-    if layer_registry.find(module) is not None or isinstance(module, nn.MultiheadAttention):
+    if layer_registry.is_known(module):
         traced.regions.append(Region(path, module))
         return
     if layer_registry.is_activation(module) or not _is_interesting(module) or isinstance(module, torch.jit.ScriptModule):
@@ -150,9 +150,7 @@ def join(path: str, name: str) -> str:
 
 def _is_interesting(module: nn.Module) -> bool:
     """Whether there is anything to convert in it: a layer, or a parameter that it may use as one."""
-    return any(
-        layer_registry.find(part) is not None or (part._parameters and not isinstance(part, _PRIMITIVES)) for part in module.modules()
-    )
+    return any(layer_registry.is_known(part) or (part._parameters and not isinstance(part, _PRIMITIVES)) for part in module.modules())
 
 
 def _has_own_forward(module: nn.Module) -> bool:
@@ -365,7 +363,7 @@ class RegionTracer(IsolatedTracer):
             isinstance(m, (*self.opaque, *_PRIMITIVES))
             or is_hooked(m)
             or type(m).__name__ in _REGULARIZERS
-            or layer_registry.find(m) is not None
+            or layer_registry.is_known(m)
             or layer_registry.is_activation(m)
             or super().is_leaf_module(m, module_qualified_name)
         )

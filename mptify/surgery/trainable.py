@@ -45,11 +45,12 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
     """For each parameter: `scores`, `frozen`, `bias`, `norm`, `dense` (a conv or linear left out) or `other`."""
     kinds = {}
     for prefix, module in model.named_modules():
+        composite = layer_registry.find_composite(module)
         for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
             full = f"{prefix}.{name}" if prefix else name
             if isinstance(module, Ticketed):
-                kinds[full] = name if name in ("scores", "frozen") else "bias"
-            elif isinstance(module, nn.MultiheadAttention) and name == "in_proj_bias":
+                kinds[full] = {"scores": "scores", "frozen": "frozen", "fixed_weight": "frozen"}.get(name, "bias")
+            elif composite is not None and name in composite.biases:
                 kinds[full] = "bias"
             elif layer_registry.find(module) is not None:
                 kinds[full] = "dense"

@@ -13,12 +13,10 @@ from torch.nn import functional as F
 from mptify.nn.quantizing_weight import CONTRACTIONS, PRODUCTS
 from mptify.surgery import layer_registry
 from mptify.surgery.dataflow import argument
+from mptify.surgery.plan import Obstacle, Reason
 from mptify.surgery.trace import Region, Traced, join
 
-__all__ = ["RECURRENT", "UNTRACED_USE", "FoundWeight", "OtherParameter", "other_parameters", "weights_of"]
-
-RECURRENT = "recurrent layers are not converted"
-UNTRACED_USE = "code that can't be traced uses it"
+__all__ = ["FoundWeight", "OtherParameter", "other_parameters", "weights_of"]
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,11 @@ class FoundWeight:
     inputs: int
     axis: int
     attribute: str = "weight"
-    owner: str = ""  # of a bare parameter: the module that holds it
-    bare: bool = False  # handed to a function by its owner, rather than part of a layer that is called
+    owner: str = ""  # of a parameter that is not a layer's: the module that holds it
+    functional: bool = False  # its owner passes it to a function itself
+    arguments: tuple[str, ...] = ()  # of a composite's `forward`: those it is multiplied with
     depthwise: bool = False
-    obstacle: str = ""
+    obstacle: Obstacle | None = None
 
     @property
     def count(self) -> int:
@@ -41,14 +40,13 @@ class FoundWeight:
 
 
 def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
-    """Every weight that could become a ticket, by name: of layers, of attention, and bare parameters."""
+    """Every weight that could become a ticket, by name: of layers, of composites, and parameters passed to functions."""
     for name, module in traced.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             yield from _scripted_weights(name, module)
             continue
         layer_registry.check_convertible(name, module)
-        if isinstance(module, nn.MultiheadAttention):
-            yield from _attention_weights(name, module)
+        yield from _composite_weights(name, module)
         handler = layer_registry.find(module)
         if handler is not None:
             tensor = handler.compute_weight(module).detach() if handler.compute_weight else getattr(module, handler.weight)
@@ -60,31 +58,35 @@ def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
                 handler.axis,
                 attribute=handler.weight,
                 depthwise=handler.depthwise,
-                obstacle="a hook recomputes its weight" if hooked else "",
+                obstacle=Obstacle(Reason.HOOKED) if hooked else None,
             )
             yield name, found
-    yield from _bare_parameters(traced)
+    yield from _functional_weights(traced)
 
 
 def _scripted_weights(name: str, module: torch.jit.ScriptModule) -> Iterator[tuple[str, FoundWeight]]:
     kind = str(getattr(module, "original_name", ""))
     weight = dict(module.named_parameters(recurse=False)).get("weight")
     if weight is not None and kind.startswith(("Conv", "Linear")):
-        axis, obstacle = -1 if kind == "Linear" else 1, "TorchScript code can't be rewritten"
+        axis, obstacle = -1 if kind == "Linear" else 1, Obstacle(Reason.TORCHSCRIPT)
         yield name, FoundWeight(weight, kind, weight.shape[1], axis, obstacle=obstacle)
 
 
-def _attention_weights(name: str, module: nn.MultiheadAttention) -> Iterator[tuple[str, FoundWeight]]:
-    for attribute in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+def _composite_weights(name: str, module: nn.Module) -> Iterator[tuple[str, FoundWeight]]:
+    handler = layer_registry.find_composite(module)
+    for attribute, arguments in handler.weights.items() if handler is not None else ():
         parameter = module._parameters.get(attribute)
         if parameter is not None:
-            found = FoundWeight(parameter, "MultiheadAttention", parameter.shape[1], -1, attribute, owner=name, bare=True)
-            yield join(name, attribute), found
+            kind = type(module).__name__
+            yield (
+                join(name, attribute),
+                FoundWeight(parameter, kind, parameter.shape[1], -1, attribute, name, True, arguments),
+            )
 
 
-def _bare_parameters(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
+def _functional_weights(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
     """Parameters that a traced `forward` hands to `F.linear` or `F.conv*` itself, or multiplies values with in some other way."""
-    handed: dict[str, FoundWeight] = {}
+    passed: dict[str, FoundWeight] = {}
     multiplied: dict[str, FoundWeight] = {}
     for region in traced.regions:
         for graph in region.graphs.values():
@@ -92,13 +94,13 @@ def _bare_parameters(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
             for node in graph.nodes:
                 if node.op == "call_function" and node.target in CONTRACTIONS:
                     weight = argument(node, 1, "weight")
-                    if _is_bare(weight, region):
-                        handed[join(region.path, str(weight.target))] = _handed_over(node, weight, region)
+                    if _is_free_parameter(weight, region):
+                        passed[join(region.path, str(weight.target))] = _passed(node, weight, region)
                 elif node.op in ("call_function", "call_method") and layer_registry.target_name(node.target) in PRODUCTS and node in values:
                     for weight in node.all_input_nodes:
-                        if _is_bare(weight, region) and _parameter(weight, region).dim() > 1:
+                        if _is_free_parameter(weight, region) and _parameter(weight, region).dim() > 1:
                             multiplied[join(region.path, str(weight.target))] = _multiplied(node, weight, region)
-    yield from (multiplied | handed).items()
+    yield from (multiplied | passed).items()
 
 
 def _made_of_inputs(graph: fx.Graph) -> set[fx.Node]:
@@ -110,7 +112,7 @@ def _made_of_inputs(graph: fx.Graph) -> set[fx.Node]:
     return values
 
 
-def _is_bare(weight: Any, region: Region) -> bool:
+def _is_free_parameter(weight: Any, region: Region) -> bool:
     if not isinstance(weight, fx.Node) or weight.op != "get_attr":
         return False
     module = region.module.get_submodule(str(weight.target).rpartition(".")[0])
@@ -124,11 +126,11 @@ def _parameter(weight: fx.Node, region: Region) -> Any:
 
 def _multiplied(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
     parameter, function = _parameter(weight, region), layer_registry.target_name(node.target)
-    obstacle = f"a parameter that {function} multiplies, not a layer"
-    return FoundWeight(parameter, function, parameter.shape[0], -1, bare=True, obstacle=obstacle)
+    obstacle = Obstacle(Reason.MULTIPLIED, function)
+    return FoundWeight(parameter, function, parameter.shape[0], -1, functional=True, obstacle=obstacle)
 
 
-def _handed_over(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
+def _passed(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
     owner, _, attribute = str(weight.target).rpartition(".")
     parameter, function = _parameter(weight, region), layer_registry.target_name(node.target)
     axis = -1 if node.target is F.linear else 1
@@ -137,7 +139,7 @@ def _handed_over(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
     else:
         groups = argument(node, 6, "groups")
         inputs = parameter.shape[1] * (groups if isinstance(groups, int) and axis == 1 else 1)
-    return FoundWeight(parameter, f"F.{function}", inputs, axis, attribute, owner=join(region.path, owner), bare=True)
+    return FoundWeight(parameter, f"F.{function}", inputs, axis, attribute, owner=join(region.path, owner), functional=True)
 
 
 # -- all the others ------------------------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ class OtherParameter:
 
     name: str
     tensor: Any
-    obstacle: str
+    obstacle: Obstacle | None
 
 
 def other_parameters(traced: Traced, found: Collection[FoundWeight]) -> Iterator[OtherParameter]:
@@ -166,13 +168,15 @@ def other_parameters(traced: Traced, found: Collection[FoundWeight]) -> Iterator
                 continue
             seen.add(id(parameter))
             if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
-                obstacle = RECURRENT
+                obstacle: Obstacle | None = Obstacle(Reason.RECURRENT)
+            elif isinstance(module, _KNOWN_USE) or layer_registry.find_composite(module) is not None or _is_followed(traced, path):
+                obstacle = None
             else:
-                obstacle = "" if isinstance(module, _KNOWN_USE) or _is_followed(traced, path) else UNTRACED_USE
+                obstacle = Obstacle(Reason.UNTRACED_USE)
             yield OtherParameter(join(path, name), parameter, obstacle)
 
 
-_KNOWN_USE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.MultiheadAttention)
+_KNOWN_USE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
 
 
 def _is_followed(traced: Traced, path: str) -> bool:

@@ -79,7 +79,7 @@ def _check_structure(model: nn.Module, bits: str, prune: float) -> Row:
         "converted": plan.converted,
         "left": [[layer.name, layer.count, layer.reason] for layer in plan.left_dense],
         "kept_activations": len(plan.kept_activations),
-        "exempt": {layer.name: layer.before for layer in plan.layers if layer.before in ("pixels", "pooled features")},
+        "exempt": {layer.name: layer.input.value for layer in plan.layers if layer.input.is_exempt},
         "failed": {check: names[:5] for check, names in checks.items() if names},
         "ran": False,
     }

@@ -2,7 +2,11 @@
 
 import numpy as np
 import torch
+from timm.models import register_model
+from torch import nn
+from torch.nn import functional as F
 
+import mptify
 from mptify.export import Artifact, ExportTarget
 from mptify.nn.scopes import SharedThreshold
 from mptify.registry import data_sources, export_targets, init_schemes, methods, quantizers, scopes
@@ -102,3 +106,80 @@ class ToyShrink(Biprop):
 
     def load_state_dict(self, state):
         self.halved = state["halved"]
+
+
+class ToyDense(nn.Module):
+    """A linear layer that keeps its weight the other way round, under another name."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(inputs, outputs))
+
+    def forward(self, x):
+        return x @ self.kernel
+
+
+@mptify.register(ToyDense)
+def describe_toy_dense(layer):
+    inputs, outputs = layer.kernel.shape
+    return mptify.Handler(weight="kernel", inputs=inputs, outputs=outputs, axis=-1, fan_in=inputs, kind="ToyDense")
+
+
+class ToyPair(nn.Module):
+    """A module with two weights, for two inputs, in code that torch.fx cannot trace."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+        self.left = nn.Parameter(torch.randn(width, width))
+        self.right = nn.Parameter(torch.randn(width, width))
+
+    def forward(self, x, y):
+        if float(x.detach().sum()) == float("inf"):
+            raise ValueError("too large")
+        return F.linear(x, self.left) + F.linear(y, self.right)
+
+
+class ToyTicketPair(ToyPair):
+    left = right = None
+
+    def forward(self, x, y):
+        return self.left_ticket.run("linear", x, None) + self.right_ticket.run("linear", y, None)
+
+
+def convert_toy_pair_(module, tickets, quantizers):
+    for name, ticket in tickets.items():
+        del module._parameters[name]
+        module.add_module(f"{name}_ticket", ticket)
+    module.__class__ = ToyTicketPair
+
+
+@mptify.register(ToyPair)
+def describe_toy_pair(layer):
+    return mptify.CompositeHandler(
+        weights={"left": ("x",), "right": ("y",)},
+        outputs=layer.width,
+        convert_=convert_toy_pair_,
+    )
+
+
+class ToyNet(nn.Module):
+    """A network of these layers, which timm knows by name."""
+
+    def __init__(self, num_classes=10, in_chans=3):
+        super().__init__()
+        self.stem = nn.Conv2d(in_chans, 8, 3, stride=2)
+        self.pair = ToyPair(8)
+        self.norm = nn.BatchNorm1d(8)
+        self.act = nn.ReLU()
+        self.head = ToyDense(8, num_classes)
+        self.num_classes = num_classes
+
+    def forward(self, x):
+        x = self.stem(x).mean((2, 3))
+        return self.head(self.act(self.norm(self.pair(x, -x))))
+
+
+@register_model
+def toy_net(pretrained=False, **options):
+    return ToyNet(**{key: options[key] for key in ("num_classes", "in_chans") if key in options})

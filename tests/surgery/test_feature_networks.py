@@ -151,7 +151,7 @@ def test_packing_refuses_to_lose_hooks():
 )
 def test_extractors_are_made_of_ticket_models(build, extract, bits):
     ticketed = mptify.transform(build(), bits=bits, prune=0.5).eval()
-    inner = [layer for layer in ticketed.ticket_plan.layers if not layer.bare][1].name
+    inner = [layer for layer in ticketed.ticket_plan.layers if not layer.functional][1].name
     extractor = extract(ticketed, {inner: "inner"})
     x, seen = images(160), []
     handle = mptify.ticket_layers(ticketed)[inner].register_forward_hook(lambda module, args, output: seen.append(output))

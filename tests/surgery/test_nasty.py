@@ -14,7 +14,6 @@ from mptify.surgery.invariants import bad_gradients, real_inputs, unnormalised_s
 from tests.nets import NASTY, Attention, FunctionalEverything, Plain, TiedWeights, TrainOnlyBranch, UsedTwice, conv, images
 
 MODES = ["1/32", "1/1", "32/32", "32/1"]
-EXEMPT = ("pixels", "pooled features")
 
 
 @pytest.fixture(params=NASTY, ids=str)
@@ -39,7 +38,7 @@ def test_every_layer_but_the_exempt_sees_only_signs_and_all_scores_get_gradients
     ran, real = real_inputs(ticketed, lambda: outputs.append(ticketed(images())))
     assert ran == {layer.tied_to or layer.name for layer in ticketed.ticket_plan.layers}
     if bits.endswith("/1"):
-        exempt = {layer.name for layer in ticketed.ticket_plan.layers if layer.before in EXEMPT}
+        exempt = {layer.name for layer in ticketed.ticket_plan.layers if layer.input.is_exempt}
         assert real <= exempt
     assert unnormalised_signs(ticketed) == []
     assert wrongly_trainable(ticketed) == []
@@ -253,7 +252,7 @@ def test_what_a_layer_with_weights_made_of_pixels_is_no_longer_pixels():
             return self.head(torch.tanh(self.middle(self.memory(x)[0])))
 
     plan = mptify.plan(Recurrent(), bits="1/1")
-    assert "pixels" not in {layer.before for layer in plan.layers}
+    assert "pixels" not in {layer.input.value for layer in plan.layers}
 
 
 def test_a_buffer_joined_to_signs_makes_the_input_real():

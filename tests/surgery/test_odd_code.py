@@ -230,7 +230,7 @@ def test_torchs_transformer_encoder_runs_with_padding(bits, bias):
         _, real = real_inputs(ticketed, lambda: ticketed(x, src_key_padding_mask=padding))
     torch.testing.assert_close(quick, ticketed(x, src_key_padding_mask=padding))
     if bits == "1/1":
-        assert real <= {layer.name for layer in ticketed.ticket_plan.layers if layer.before in ("pixels", "pooled features")}
+        assert real <= {layer.name for layer in ticketed.ticket_plan.layers if layer.input.is_exempt}
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
@@ -283,7 +283,7 @@ def test_unbatched_attention_takes_a_padding_mask():
 def test_only_pooling_to_one_value_makes_pooled_features(size, exempt):
     count = 8 if exempt else 32
     net = Net(lambda self, x: self.b(F.adaptive_avg_pool2d(self.a(x), size).flatten(1)), a=conv(3, 8), b=nn.Linear(count, 2))
-    before = {layer.name: layer.before for layer in mptify.plan(net, bits="1/1").layers}
+    before = {layer.name: layer.input.value for layer in mptify.plan(net, bits="1/1").layers}
     assert (before["b"] == "pooled features") is exempt
 
 
@@ -301,7 +301,8 @@ def test_the_end_of_a_part_is_not_the_end_of_the_network():
         return self.head(x.mean((2, 3))) if x.sum() < 1e9 else x
 
     before = {
-        layer.name: layer.before for layer in mptify.plan(Net(forward, a=conv(3, 8), gate=Gate(), head=nn.Linear(8, 2)), bits="1/1").layers
+        layer.name: layer.input.value
+        for layer in mptify.plan(Net(forward, a=conv(3, 8), gate=Gate(), head=nn.Linear(8, 2)), bits="1/1").layers
     }
     assert "pooled" not in before["gate.up"]
 
@@ -457,7 +458,7 @@ def test_an_input_with_a_default_is_an_input(bits):
     assert torch.equal(by_name.logits, by_position.logits)
     assert by_name.logits.std() > 0
     plan = ticketed.ticket_plan
-    assert plan.layers[0].before == ("pixels" if bits == "1/1" else "real values")
+    assert plan.layers[0].input.value == ("pixels" if bits == "1/1" else "real values")
     assert not plan.untraced
 
 

@@ -13,8 +13,8 @@ from mptify.models.registry import training_loss
 from mptify.nn.layers import Ticketed
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.invariants import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
+from mptify.surgery.plan import Reason
 from mptify.surgery.trace import trace
-from mptify.surgery.weights import RECURRENT, UNTRACED_USE
 from tests.representatives import ENTRIES, build
 
 MODES = {"1/32": 0.8, "1/1": 0.75}
@@ -55,7 +55,7 @@ def agree(ours, theirs, tolerance=1e-4):
 
 def nearly_all(plan):
     """Converted: all but what LSTMs hold, and tables of code that can't be traced."""
-    listed = sum(one.count for one in plan.left_dense if one.reason in (RECURRENT, UNTRACED_USE))
+    listed = sum(one.count for one in plan.left_dense if one.obstacle.reason in (Reason.RECURRENT, Reason.UNTRACED_USE))
     return plan.converted + listed >= 0.999 * plan.total
 
 
@@ -76,7 +76,7 @@ def test_signs_gradients_and_copies(entry, process_group, tmp_path):
         ran, real = real_inputs(ticketed, lambda run=parallel, into=outputs: into.append(run(*inputs)))
         assert ran == {layer.tied_to or layer.name for layer in plan.layers}
         if bits == "1/1":
-            assert real <= {layer.name for layer in plan.layers if layer.before in ("pixels", "pooled features")}
+            assert real <= {layer.name for layer in plan.layers if layer.input.is_exempt}
         training_loss(outputs.pop()).backward()
         assert {name: what for name, what in bad_gradients(ticketed).items() if (entry.name, what) != ("csatv2", "zero")} == {}
         ticketed.zero_grad(set_to_none=True)
