@@ -308,7 +308,7 @@ def test_a_network_that_does_not_fit_is_told_so_and_no_folder_is_left(digits, ne
 
 def test_a_loaded_ticket_has_no_scores_to_search_with(digits, tmp_path):
     mptify.save(mptify.transform(Net(), prune=0.5), tmp_path / "a.ticket")
-    with pytest.raises(MptifyError, match="`mptify search FILE` goes on from a file"):
+    with pytest.raises(MptifyError, match="`mptify search FILE` continues from a file"):
         search(digits, mptify.load(tmp_path / "a.ticket", model=Net()))
 
 
