@@ -29,7 +29,7 @@ def test_every_command_and_option_is_in_the_reference(hooks):
     for group in app.registered_groups:
         for command in group.typer_instance.registered_commands:
             assert f"### mptify {group.name} {command.name}\n" in page
-    assert "| `--set KEY=VALUE` | Change a setting: lr=0.05, ticket.prune=0.9. May be repeated. |" in page
+    assert "| `--set KEY=VALUE` | Change any setting: lr=0.05, ticket.seed=1, data.flip=true. May be repeated. |" in page
     assert "| `--baseline/--no-baseline` |" in page
     assert "| `--resume` |" in page
     assert "| `--prune NUMBER` | The fraction of weights removed (the paper's P), at least 0 and below 1. | `0.8` |" in page

@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from mptify.cli import app
 from mptify.cli.options import with_options_of
-from mptify.config import TicketConfig
+from mptify.config import Recipe, TicketConfig, make_recipe
 from mptify.errors import BadConfig
+from mptify.recipe_files import find_recipe
+from tests.helpers.cli import works
 
 
 class Toy(BaseModel):
@@ -61,3 +63,42 @@ def test_convert_takes_every_setting_of_a_ticket():
     options = {parameter.name: parameter for parameter in command.params}
     assert set(TicketConfig.model_fields) < set(options)
     assert options["prune"].default == TicketConfig().prune
+
+
+given: list[Any] = []
+some = typer.Typer()
+
+
+@some.command()
+@with_options_of(Toy, before="out", only_given=True, without=("kind",), into="changes")
+def change(changes: dict[str, Any], out: Annotated[str, typer.Option()] = "a") -> None:
+    given.append((changes, out))
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ([], {}),
+        (["--size", "3"], {"size": 3}),
+        (["--no-fast", "--loud"], {"fast": False, "loud": True}),
+        (["--no-loud", "--names", "a"], {"loud": False, "names": ("a",)}),
+    ],
+)
+def test_options_may_be_told_apart_from_defaults(options, changes):
+    given.clear()
+    result = CliRunner().invoke(some, options)
+    assert result.exit_code == 0, result.output
+    assert given == [(changes, "a")]
+    assert CliRunner().invoke(some, ["--kind", "round"]).exit_code == 2
+
+
+def test_search_takes_the_settings_of_a_recipe_and_of_its_ticket(tmp_path):
+    options = typer.main.get_command(app).commands["search"].params
+    names = {parameter.name for parameter in options}
+    own = set(Recipe.model_fields) - {"ticket", "data", "model", "start", "about"}
+    assert own | set(TicketConfig.model_fields) <= names
+    small = ("--epochs", "1", "--warmup", "0", "--prune", "0.9", "--no-baseline", "--learn-bn")
+    works("search", *small, "--set", "model=mptify:conv2_x0.25", "--out", tmp_path / "run")
+    recipe = make_recipe(find_recipe(str(tmp_path / "run/recipe.yaml"))[0])
+    assert (recipe.epochs, recipe.ticket.prune, recipe.ticket.learn_bn) == (1, 0.9, True)
+    assert recipe.batch == make_recipe(find_recipe("digits")[0]).batch

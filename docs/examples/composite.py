@@ -40,5 +40,5 @@ def describe(layer):
 
 
 ticketed = mptify.transform(nn.Sequential(nn.Linear(4, 8), Gated(8)), bits="1/1", prune=0.5)
-print([name for name in mptify.ticket_layers(ticketed)])
+print(list(mptify.ticket_layers(ticketed)))
 print(ticketed(torch.randn(2, 4)).shape)

@@ -1,10 +1,10 @@
-"""Command-line options that are generated from a config's fields, so that a new field needs no code here."""
+"""Command-line options generated from a config's fields, so that a new field needs no code here."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -15,57 +15,85 @@ from mptify.errors import BadConfig
 
 __all__ = ["with_options_of"]
 
+Command = Callable[..., None]
 
-def with_options_of(config: type[BaseModel], *, before: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator for a command that takes `settings`, a dict: each field of `config` becomes an option in its place.
+
+def with_options_of(
+    config: type[BaseModel],
+    *,
+    before: str,
+    into: str = "settings",
+    without: Collection[str] = (),
+    panel: str | None = None,
+    only_given: bool = False,
+) -> Callable[[Command], Command]:
+    """A decorator for a command: each field of `config` becomes an option.
+
+    The command gets the values as one dict. Lists and mappings become options that may be repeated.
 
     Args:
-        config: The config whose fields become options. Lists and mappings become options that may be repeated.
+        config: The config whose fields become options.
         before: The parameter of the command that the options are listed before.
+        into: The parameter of the command that takes the dict.
+        without: Fields that get no option.
+        panel: The heading of the options in help texts.
+        only_given: Whether the dict holds only the options that were given; options then have no
+            default.
     """
+    fields = {name: one for name, one in config.model_fields.items() if name not in without}
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        options = {name: _parameter(name, field) for name, field in config.model_fields.items()}
+    def decorate(command: Command) -> Command:
+        options = [_parameter(name, field, panel, only_given) for name, field in fields.items()]
         parameters = list(inspect.signature(command, eval_str=True).parameters.values())
-        own = [parameter for parameter in parameters if parameter.name != "settings"]
+        own = [parameter for parameter in parameters if parameter.name != into]
         at = [parameter.name for parameter in own].index(before)
 
         @functools.wraps(command)
         def run(**given: Any) -> None:
-            settings = {name: _value(name, field, given.pop(name)) for name, field in config.model_fields.items()}
-            command(settings=settings, **given)
+            values = {name: _value(name, field, given.pop(name)) for name, field in fields.items()}
+            if only_given:
+                values = {name: value for name, value in values.items() if value not in (None, (), {})}
+            command(**{into: values}, **given)
 
-        signature = inspect.Signature([*own[:at], *options.values(), *own[at:]])
+        signature = inspect.Signature([*own[:at], *options, *own[at:]])
         run.__signature__ = signature  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+        run.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
         return run
 
     return decorate
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, panel: str | None, only_given: bool) -> inspect.Parameter:
     flag, text = f"--{name.replace('_', '-')}", field.description
-    kind, default = field.annotation, field.get_default(call_default_factory=True)
+    kind: Any = field.annotation
+    default = None if only_given else field.get_default(call_default_factory=True)
+    settings: dict[str, Any] = {"help": text, "rich_help_panel": panel}
     if kind is bool:
-        option = typer.Option(f"{flag}/--no-{flag[2:]}" if default else flag, help=text)
-    elif _is_mapping(kind):
-        kind, default = list[str] | None, None
-        option = typer.Option(flag, help=f"{text} May be repeated.", metavar="PATTERN=VALUE")
+        flag = f"{flag}/--no-{flag[2:]}" if default or only_given else flag
+    elif get_origin(kind) is dict:
+        kind, default = list[str], None
+        settings |= {"help": f"{text} May be repeated.", "metavar": "PATTERN=VALUE"}
     elif get_origin(kind) is tuple:
-        choices = _choices(get_args(kind)[0])
-        option = typer.Option(flag, help=f"{text} May be repeated.", metavar=choices or "TEXT")
-        kind, default = list[str] | None, None
+        choices = _choices(get_args(kind)[0]) or "TEXT"
+        kind, default = list[str], None
+        settings |= {"help": f"{text} May be repeated.", "metavar": choices}
     elif get_origin(kind) is Literal:
-        kind, option = str, typer.Option(flag, help=text, metavar=_choices(kind))
-    else:
-        option = typer.Option(flag, help=text)
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, option])
+        settings["metavar"] = _choices(kind)
+        kind = str
+    if default is None and type(None) not in get_args(kind):
+        kind = kind | None
+    annotation = Annotated[kind, typer.Option(flag, **settings)]
+    usual = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, usual, default=default, annotation=annotation)
 
 
 def _value(name: str, field: FieldInfo, given: Any) -> Any:
-    if _is_mapping(field.annotation):
+    """The value of an option; None where an option without default was not given."""
+    if get_origin(field.annotation) is dict:
         return dict(_pair(name, text) for text in given or ())
-    return tuple(given or ()) if get_origin(field.annotation) is tuple else given
+    if get_origin(field.annotation) is tuple:
+        return tuple(given or ())
+    return given
 
 
 def _pair(name: str, text: str) -> tuple[str, float]:
@@ -75,12 +103,9 @@ def _pair(name: str, text: str) -> tuple[str, float]:
     except ValueError:
         pattern = ""
     if not pattern:
-        raise BadConfig(f"--{name.replace('_', '-')} {text!r}: write PATTERN=VALUE, for instance 'layer1.*=0.5'.")
+        flag = f"--{name.replace('_', '-')}"
+        raise BadConfig(f"{flag} {text!r}: write PATTERN=VALUE, for instance 'layer1.*=0.5'.")
     return pattern, value
-
-
-def _is_mapping(kind: Any) -> bool:
-    return get_origin(kind) is dict
 
 
 def _choices(kind: Any) -> str:

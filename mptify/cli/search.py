@@ -11,54 +11,85 @@ from typing import Annotated, Any
 
 import typer
 
+from mptify.cli.options import with_options_of
+from mptify.config import Recipe, TicketConfig
+
 __all__ = ["search"]
 
 
+@with_options_of(
+    Recipe,
+    before="out",
+    into="recipe_settings",
+    without=("ticket", "data", "model", "baseline", "start", "about"),
+    panel="Search",
+    only_given=True,
+)
+@with_options_of(TicketConfig, before="out", into="ticket_settings", without=("seed",), panel="Ticket", only_given=True)
 def search(
+    recipe_settings: dict[str, Any],
+    ticket_settings: dict[str, Any],
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TICKET|MODEL]", help="A ticket file to search on from, or a network: resnet18, timm:vit_tiny_patch16_224."
+            metavar="[TICKET|MODEL]",
+            help="A ticket file to continue from, or a network: resnet18, timm:vit_tiny_patch16_224.",
         ),
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="A recipe that comes with mptify, or a YAML file. Without anything: digits.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="A recipe that comes with mptify, or a YAML file. Without anything: digits."),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(help="digits, arrays:FILE.npz, cifar10:FOLDER, cifar100:…, imagefolder:…, imagenet:…, timm:NAME:FOLDER."),
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: lr=0.05, ticket.prune=0.9. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change any setting: lr=0.05, ticket.seed=1, data.flip=true. May be repeated.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the run. Without it: a new one below runs/.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, or with the one below runs/ that was stopped last.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in --out, or the run below runs/ that was stopped last.",
+        ),
     ] = False,
     baseline: Annotated[
         bool | None,
-        typer.Option("--baseline/--no-baseline", help="Train the network densely too, to compare; as the recipe says unless given."),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads for torch, in place of the recipe's; runs are the same to the bit only with the same number."),
+        typer.Option(
+            "--baseline/--no-baseline",
+            help="Train the network densely too, to compare; as the recipe says unless given.",
+        ),
     ] = None,
 ) -> None:
     """Search a ticket: train scores that say which of a network's random weights to keep.
 
-    Without arguments, an 80 %-pruned ticket of scikit-learn's digits, in less than a minute. On several devices:
-    `accelerate launch -m mptify search ...`, or `torchrun --nproc-per-node 2 -m mptify search ...`.
+    Without arguments, it searches an 80 %-pruned ticket on scikit-learn's digits, in less than a
+    minute. On several devices: `accelerate launch -m mptify search ...`, or
+    `torchrun --nproc-per-node 2 -m mptify search ...`. An option that is not given is as the recipe
+    says.
     """
     from mptify.cli.launching import start_all_processes
     from mptify.errors import MptifyError
     from mptify.training.run_folder import newest_unfinished
 
     start_all_processes()
+    threads = recipe_settings.get("threads")
     if resume:
-        if what or recipe or data or changes or baseline is not None:
-            raise MptifyError("--resume takes everything but --out and --threads from the folder of the run; leave the other options away.")
+        others = set(recipe_settings) - {"threads"}
+        if what or recipe or data or changes or others or ticket_settings or baseline is not None:
+            raise MptifyError("--resume takes everything but --out and --threads from the folder of the run; leave out the other options.")
         out = out or newest_unfinished(Path("runs"))
-    checked = _settings(what, recipe, data, changes or [], baseline, out if resume else None)
+    settings = recipe_settings | {f"ticket.{key}": one for key, one in ticket_settings.items()}
+    checked = _settings(what, recipe, data, settings, changes or [], baseline, out if resume else None)
     if threads is not None:
-        checked = checked.model_copy(update={"threads": threads})  # so that the run's folder says so
+        checked = checked.model_copy(update={"threads": threads})  # the run's folder records it
     if checked.threads is not None:
         import torch
 
@@ -67,20 +98,27 @@ def search(
 
 
 def _settings(
-    what: str | None, recipe: str | None, data: str | None, changes: list[str], baseline: bool | None, folder: Path | None
+    what: str | None,
+    recipe: str | None,
+    data: str | None,
+    options: dict[str, Any],
+    changes: list[str],
+    baseline: bool | None,
+    folder: Path | None,
 ) -> Any:
     """The checked recipe."""
     from mptify.config import make_recipe
     from mptify.errors import BadConfig
-    from mptify.recipe_files import find_recipe, with_settings
+    from mptify.recipe_files import find_recipe, with_setting, with_settings
     from mptify.ticket.state import read
     from mptify.training.run_folder import Run
 
     if folder is not None:
         settings, origin = find_recipe(str(Run.again(folder).recipe))
-        _require_whole(settings, f"{origin} (mptify.search(..., resume=True) goes on with a run that it began)")
+        _require_whole(settings, f"{origin} (mptify.search(..., resume=True) continues a run that it began)")
         return make_recipe(settings, origin)
-    settings, origin = find_recipe(recipe) if recipe else find_recipe("digits") if what is None and data is None else ({}, "")
+    nothing = what is None and data is None
+    settings, origin = find_recipe(recipe or "digits") if recipe or nothing else ({}, "")
     if what is not None and Path(what).is_file():
         ticket = read(what)
         searched = ticket.notes.get("recipe")
@@ -104,6 +142,8 @@ def _settings(
         settings = {**settings, "data": {**({} if isinstance(given, str) else given), "source": data}}
     if baseline is not None:
         settings = {**settings, "baseline": (settings.get("baseline") or {}) if baseline else None}
+    for key, value in options.items():
+        settings = with_setting(settings, key, value)
     settings = with_settings(settings, changes)
     _require_whole(settings, origin)
     return make_recipe(settings, origin)
