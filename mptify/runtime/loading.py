@@ -17,6 +17,7 @@ from mptify.runtime.compiler import pack
 from mptify.runtime.library import library
 from mptify.runtime.packed_file import is_packed, open_packed, packed_bytes, program_in
 from mptify.surgery import ticket_layers
+from mptify.surgery.plan import plan_of
 from mptify.ticket.building import build, emptied
 from mptify.ticket.codec import Ticket, TicketLayer
 from mptify.ticket.state import fill_floats_, hold_, read, require_match, swap_
@@ -123,11 +124,13 @@ _MOST_PIXELS = 1 << 14
 
 
 def _load(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any) -> nn.Module:
+    by_name = model is None
     model = _dense(ticket, path, model)
     if not any(isinstance(part, Ticketed) for part in model.modules()):
         model = emptied(model, ticket)
     _require(model, ticket, path)
     swap_(model, ticket)
+    plan_of(model).architecture = ticket.architecture if by_name else None
     return (model if torch.device(device).type == "cpu" else model.to(device)).eval()
 
 

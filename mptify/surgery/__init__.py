@@ -10,6 +10,7 @@ from mptify.config import TicketConfig, make_config
 from mptify.errors import BadConfig
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
+from mptify.models.recognition import recognize_timm, structure_digest
 from mptify.models.registry import Architecture
 from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.nn.quantizers import check_quantizer
@@ -34,8 +35,9 @@ def transform(
     """Make the ticket model of a network: a new module. The one passed in stays as it is, train/eval modes included.
 
     Args:
-        model: A network, or the name of one: `"resnet18"`, `"timm:vit_tiny_patch16_224"`, `"mptify:conv4"`. A name is
-            remembered, so that `mptify.save` and `mptify.load` need no more.
+        model: A network, or the name of one: `"resnet18"`, `"timm:vit_tiny_patch16_224"`,
+            `"mptify:conv4"`. A name, or that of a timm model, is remembered, so that `mptify.save`
+            and `mptify.load` need no more.
         num_classes: Classes of a named network; likewise its `in_chans` and `input_size`.
         in_chans: Channels of its images.
         input_size: Pixels of its square images.
@@ -60,6 +62,9 @@ def transform(
     traced = trace(network)
     made = make_plan(traced, config)
     made.architecture = architecture
+    if architecture is None:
+        made.architecture = recognize_timm(network)
+        made.structure = structure_digest(network) if made.architecture is not None else ""
     return rewrite(traced, made)
 
 

@@ -153,7 +153,8 @@ class Plan:
     late_signs: list[str]
     tables: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters that values are not multiplied with: positions, tokens
     dropped: tuple[str, ...] = ()  # parameters of activations that signs take the place of
-    architecture: Architecture | None = None  # the name that the network was built by, if it was
+    architecture: Architecture | None = None  # the name that the network was built by, if known
+    structure: str = ""  # the network's digest, where its name was recognized rather than given
     held: tuple[str, ...] = ()  # parameters that the caller had frozen: where no ticket covers them, they stay so
 
     @property

@@ -31,8 +31,8 @@ def architecture_named(name: Any, arguments: Any = None) -> Architecture:
     return Architecture(entry.source, entry.name, dict(arguments))
 
 
-def require_fit(model: nn.Module, architecture: Architecture) -> None:
-    """Raise `TicketMismatch` unless the dense network of that name has the weights of a ticket model, in name and shape.
+def require_fit(model: nn.Module, architecture: Architecture) -> nn.Module:
+    """The dense network of a name; raises `TicketMismatch` unless it has the weights of a ticket model.
 
     Of timm's and torchvision's networks, the class has to be the same too: a ResNet of either has the other's weights.
     """
@@ -51,6 +51,7 @@ def require_fit(model: nn.Module, architecture: Architecture) -> None:
     kind, named = _class_of(model), f"{type(built).__module__}.{type(built).__qualname__}"
     if kind != named and kind.startswith(("timm.", "torchvision.")):
         raise TicketMismatch(f"architecture={str(architecture)!r}: that network is a {named}, and the model was a {kind}.")
+    return built
 
 
 def _class_of(model: nn.Module) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mptify.config import TicketConfig
 from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch, shown
 from mptify.files import as_path, write_whole
+from mptify.models.recognition import structure_digest
 from mptify.nn.layers import Ticketed
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
@@ -239,7 +240,8 @@ def save(
         model: A ticket model, or one inside DataParallel, DistributedDataParallel or a Lightning module.
         path: The file.
         architecture: The name of the dense network, such as `"timm:resnet18"`, by which `load` builds it. By default
-            the name that `transform` was given, if it was given one and the model is still that network.
+            the name that `transform` was given or, of a timm model, has recognized, if the model is
+            still that network.
         arguments: Those of `num_classes`, `in_chans` and `input_size` that the network was built with. One built with
             other arguments is saved without a name.
         standalone: Whether to store the survivors' signs too, so that no seed is needed.
@@ -267,13 +269,15 @@ def save(
 def _remembered(model: nn.Module) -> Architecture | None:
     """The architecture that `transform` built, unless the model has become another network since."""
     whole = _unwrapped(model)
-    built = getattr(getattr(whole, "ticket_plan", None), "architecture", None)
-    try:
-        if built is not None:
-            require_fit(whole, built)
-        return built
-    except TicketMismatch:
+    plan = getattr(whole, "ticket_plan", None)
+    built = getattr(plan, "architecture", None)
+    if plan is None or built is None:
         return None
+    try:
+        dense = require_fit(whole, built)
+    except (TicketMismatch, BadConfig):
+        return None
+    return built if plan.structure in ("", structure_digest(dense)) else None
 
 
 def read(path: str | Path) -> Ticket:

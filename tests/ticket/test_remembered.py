@@ -1,6 +1,7 @@
 """A network that is transformed by its name is saved and loaded by it."""
 
 import pytest
+import timm
 import torch
 
 import mptify
@@ -42,3 +43,38 @@ def test_what_means_nothing_is_one_sentence():
         mptify.transform("resnet81")
     with pytest.raises(BadConfig, match="num_classes: is for a network that is built by its name"):
         mptify.transform(conv2(), num_classes=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("test_vit", {}),
+        ("test_vit", {"num_classes": 7, "in_chans": 1}),
+        ("resnet18", {"num_classes": 7}),
+        ("test_efficientnet", {"in_chans": 1}),
+        ("vit_tiny_patch16_224", {"img_size": 64}),
+    ],
+)
+def test_a_timm_model_is_remembered(name, given, tmp_path):
+    ticketed = mptify.transform(timm.create_model(name, **given))
+    mptify.save(ticketed, tmp_path / "a.ticket")
+    built = mptify.read(tmp_path / "a.ticket").architecture
+    expected = {"input_size" if key == "img_size" else key: value for key, value in given.items()}
+    assert (str(built), built.arguments) == (f"timm:{name}", expected)
+    size = given.get("img_size", 224 if "resnet" in name else 160)
+    x = torch.randn(1, given.get("in_chans", 3), size, size)
+    assert torch.equal(mptify.load(tmp_path / "a.ticket")(x), ticketed.eval()(x))
+
+
+@pytest.mark.parametrize("options", [{"drop_rate": 0.3}, {"act_layer": torch.nn.ReLU}, {"qkv_bias": False}, {"global_pool": "avg"}])
+def test_a_timm_model_of_other_arguments_is_saved_without_a_name(options, tmp_path):
+    mptify.save(mptify.transform(timm.create_model("test_vit", **options)), tmp_path / "a.ticket")
+    assert mptify.read(tmp_path / "a.ticket").architecture is None
+
+
+def test_a_loaded_ticket_remembers_its_name(tmp_path):
+    mptify.save(mptify.transform("mptify:conv2", num_classes=7), tmp_path / "a.ticket")
+    again = mptify.save(mptify.load(tmp_path / "a.ticket"), tmp_path / "b.ticket")
+    assert again.architecture.arguments == {"num_classes": 7}
+    alone = mptify.load(tmp_path / "a.ticket", model=conv2(num_classes=7))
+    assert mptify.save(alone, tmp_path / "c.ticket").architecture is None
