@@ -51,7 +51,7 @@ def draw():
 
 
 def build():
-    layer = nn.Linear(64, 64)
+    layer = nn.Linear(512, 512)
     assert not layer.weight.is_meta
     assert layer.weight.std() > 0.01
 
