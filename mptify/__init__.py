@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from mptify.nn.layers import TicketConv1d, TicketConv2d, TicketConv3d, TicketLinear
     from mptify.nn.quantizers import Sign
     from mptify.runtime import load, pack
-    from mptify.surgery import CompositeHandler, Handler, Plan, plan, register, ticket_layers, transform  # type: ignore[no-redef]
+    from mptify.surgery import (  # type: ignore[no-redef]
+        CompositeHandler,
+        Handler,
+        Plan,
+        plan,
+        register,
+        ticket_layers,
+        transform,
+    )
     from mptify.surgery.model_summary import Summary, summary
     from mptify.ticket import Ensemble, Ticket, read, save, swap_, ticket_of
     from mptify.training import Callback, Result, SearchMethod, SearchState, StepMetrics, search
@@ -100,7 +108,18 @@ _PLACES = {
     "training": ("Callback", "Result", "SearchMethod", "SearchState", "StepMetrics", "search"),
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
-_PACKAGES = {"config", "errors", "export", "models", "nn", "runtime", "surgery", "ticket", "tools", "training"}
+_PACKAGES = {
+    "config",
+    "errors",
+    "export",
+    "models",
+    "nn",
+    "runtime",
+    "surgery",
+    "ticket",
+    "tools",
+    "training",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from mptify.errors import BadConfig
 from mptify.registry import init_schemes, methods, quantizers, scopes
@@ -69,41 +77,68 @@ class TicketConfig(BaseModel):
     bits: Literal["1/32", "1/1", "32/32", "32/1"] = Field(
         "1/32", description="Bits per weight / bits per activation. 32-bit weights are edge-popup."
     )
-    prune: Fraction = Field(0.8, description="The fraction of weights removed (the paper's P), at least 0 and below 1.")
+    prune: Fraction = Field(
+        0.8, description="The fraction of weights removed (the paper's P), at least 0 and below 1."
+    )
     prune_overrides: dict[str, Fraction] = Field(
         default_factory=dict,
         description="Other fractions for the layers that a pattern matches; later patterns win.",
     )
     scope: Annotated[str, AfterValidator(_known_scope)] = Field(
-        "layer", description="Prune each layer by its share (layer), all by one threshold (global), or as a registered scope does."
+        "layer",
+        description="Prune each layer by its share (layer), all by one threshold (global), or as a registered scope does.",
     )
-    floor: Fraction = Field(0.01, description="With scope=global: the share of its weights that every layer keeps at least.")
-    score_grad: Literal["biprop", "alpha"] = Field("biprop", description="Scale of the scores' gradient: |W|, or the gain.")
+    floor: Fraction = Field(
+        0.01,
+        description="With scope=global: the share of its weights that every layer keeps at least.",
+    )
+    score_grad: Literal["biprop", "alpha"] = Field(
+        "biprop", description="Scale of the scores' gradient: |W|, or the gain."
+    )
     init: Annotated[str, AfterValidator(_known_init)] = Field(
         "kaiming_normal",
         description="Magnitudes of the frozen weights: kaiming_normal, signed_constant or a registered scheme; keep takes the model's own.",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the frozen weights and of the first scores.")
-    bias: Literal["drop", "learn"] = Field("drop", description="Biases of converted layers: dropped, as in Algorithm 1, or learned.")
-    learn_bn: bool = Field(False, description="Learn the norms' weight and bias (the paper's +BN); else they stay at 1 and 0.")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of the frozen weights and of the first scores."
+    )
+    bias: Literal["drop", "learn"] = Field(
+        "drop", description="Biases of converted layers: dropped, as in Algorithm 1, or learned."
+    )
+    learn_bn: bool = Field(
+        False,
+        description="Learn the norms' weight and bias (the paper's +BN); else they stay at 1 and 0.",
+    )
     other: Literal["learn", "freeze"] = Field(
-        "learn", description="Parameters that no mask covers: position embeddings, class tokens, layer scale."
+        "learn",
+        description="Parameters that no mask covers: position embeddings, class tokens, layer scale.",
     )
     bn: Literal["keep", "insert"] = Field(
-        "keep", description="With 32-bit activations: insert puts a BatchNorm before each activation that lacks one."
+        "keep",
+        description="With 32-bit activations: insert puts a BatchNorm before each activation that lacks one.",
     )
-    residual: Literal["binary", "real"] = Field("binary", description="With 1-bit activations: shortcuts carry ±1, or real values.")
+    residual: Literal["binary", "real"] = Field(
+        "binary", description="With 1-bit activations: shortcuts carry ±1, or real values."
+    )
     quantizer: Annotated[str, AfterValidator(_known_quantizer)] = Field(
         "sign",
         description="With 1-bit activations: sign, or a registered quantizer with another estimator.",
     )
-    sign_width: float = Field(1.0, gt=0, allow_inf_nan=False, description="Width t of the estimator behind each sign.")
-    include: Patterns = Field((), description="Convert only the layers that one of these patterns matches.")
-    exclude: Patterns = Field((), description="Leave the layers dense that one of these patterns matches.")
-    dense: Annotated[tuple[Literal["first", "last", "depthwise"], ...], BeforeValidator(as_tuple)] = Field(
-        (), description="Kinds of layers to leave dense."
+    sign_width: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Width t of the estimator behind each sign."
     )
-    strict: bool = Field(False, description="Raise where a conv or linear weight could not be converted.")
+    include: Patterns = Field(
+        (), description="Convert only the layers that one of these patterns matches."
+    )
+    exclude: Patterns = Field(
+        (), description="Leave the layers dense that one of these patterns matches."
+    )
+    dense: Annotated[
+        tuple[Literal["first", "last", "depthwise"], ...], BeforeValidator(as_tuple)
+    ] = Field((), description="Kinds of layers to leave dense.")
+    strict: bool = Field(
+        False, description="Raise where a conv or linear weight could not be converted."
+    )
 
     @property
     def weight_bits(self) -> int:
@@ -137,9 +172,17 @@ def _with_weight_bits(ticket: Any, weight_bits: int) -> Any:
     """A ticket's settings, checked or not, with other bits per weight."""
     if isinstance(ticket, TicketConfig):
         return ticket.model_copy(update={"bits": f"{weight_bits}/{ticket.activation_bits}"})
-    bits = (ticket or {}).get("bits", TicketConfig.model_fields["bits"].default) if isinstance(ticket, dict | None) else None
+    bits = (
+        (ticket or {}).get("bits", TicketConfig.model_fields["bits"].default)
+        if isinstance(ticket, dict | None)
+        else None
+    )
     activation_bits = bits.partition("/")[2] if isinstance(bits, str) else ""
-    return {**(ticket or {}), "bits": f"{weight_bits}/{activation_bits}"} if activation_bits else ticket
+    return (
+        {**(ticket or {}), "bits": f"{weight_bits}/{activation_bits}"}
+        if activation_bits
+        else ticket
+    )
 
 
 def _default_if_none(value: Any) -> Any:
@@ -176,33 +219,71 @@ class SearchConfig(BaseModel):
     )
     epochs: int = Field(10, ge=1, description="Passes over the training data.")
     batch: int = Field(64, ge=2, description="Images per step, over all processes.")
-    accumulate: int = Field(1, ge=1, description="Parts that a step's images are run in, one after the other, to save memory.")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="What changes the scores.")
+    accumulate: int = Field(
+        1,
+        ge=1,
+        description="Parts that a step's images are run in, one after the other, to save memory.",
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "adam", description="What changes the scores."
+    )
     lr: float = Field(
         0.01,
         gt=0,
         description="The largest learning rate. Unless given: 0.01 for Adam, 0.03 in 1/1, 0.1 for SGD; of dense training 0.001 and 0.05.",
     )
     relative: bool = Field(
-        True, description="With Adam: count lr in sizes of each layer's first scores, so that all layers move alike; else as it is."
+        True,
+        description="With Adam: count lr in sizes of each layer's first scores, so that all layers move alike; else as it is.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD; the first beta of Adam.")
     nesterov: bool = Field(False, description="Nesterov's momentum, for SGD.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay of the kinds of parameters under `decays`.")
-    decays: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = Field(
-        ("scores", "dense", "other"), description="Which parameters decay: scores, norm, bias, other, dense."
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay of the kinds of parameters under `decays`."
     )
-    schedule: Literal["cosine", "constant"] = Field("cosine", description="What the learning rate does after the warm-up.")
+    decays: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = Field(
+        ("scores", "dense", "other"),
+        description="Which parameters decay: scores, norm, bias, other, dense.",
+    )
+    schedule: Literal["cosine", "constant"] = Field(
+        "cosine", description="What the learning rate does after the warm-up."
+    )
     warmup: float = Field(0.5, ge=0, description="Epochs in which the learning rate rises from 0.")
-    prune_ramp: float = Field(0.0, ge=0, description="Epochs in which the pruned fraction rises to its value, along a cubic curve.")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of a label that is spread over all classes.")
-    clip: float | None = Field(None, gt=0, description="Largest norm of the gradient of all parameters; larger ones are scaled down.")
-    ema: float | None = Field(None, gt=0, lt=1, description="Decay of a running mean of the scores, which tickets are then cut from.")
-    precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_no)] = Field("no", description="Mixed precision, by Accelerate.")
+    prune_ramp: float = Field(
+        0.0,
+        ge=0,
+        description="Epochs in which the pruned fraction rises to its value, along a cubic curve.",
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Share of a label that is spread over all classes."
+    )
+    clip: float | None = Field(
+        None,
+        gt=0,
+        description="Largest norm of the gradient of all parameters; larger ones are scaled down.",
+    )
+    ema: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Decay of a running mean of the scores, which tickets are then cut from.",
+    )
+    precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_no)] = Field(
+        "no", description="Mixed precision, by Accelerate."
+    )
     compile: bool = Field(False, description="Run the network through torch.compile.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the order of images, of augmentation and of dropout.")
-    checkpoint_minutes: float = Field(5.0, gt=0, description="Minutes between checkpoints within an epoch.")
-    checkpoint_steps: int | None = Field(None, ge=1, description="Steps between checkpoints within an epoch, instead of minutes.")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="Seed of the order of images, of augmentation and of dropout.",
+    )
+    checkpoint_minutes: float = Field(
+        5.0, gt=0, description="Minutes between checkpoints within an epoch."
+    )
+    checkpoint_steps: int | None = Field(
+        None, ge=1, description="Steps between checkpoints within an epoch, instead of minutes."
+    )
     trackers: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
         (), description="Accelerate's trackers to log to: tensorboard, wandb, ..."
     )
@@ -240,39 +321,59 @@ class DataConfig(BaseModel):
         description="digits, arrays:FILE.npz, cifar10[:FOLDER], cifar100[:FOLDER], imagefolder:FOLDER, imagenet:FOLDER, timm:NAME:FOLDER.",
     )
     train_images: int | None = Field(
-        None, ge=1, description="Use only so many training images: the first ones in memory, any from folders."
+        None,
+        ge=1,
+        description="Use only so many training images: the first ones in memory, any from folders.",
     )
-    val_images: int | None = Field(None, ge=1, description="Use only so many validation images, chosen likewise.")
+    val_images: int | None = Field(
+        None, ge=1, description="Use only so many validation images, chosen likewise."
+    )
     holdout: int | None = Field(
         None,
         ge=1,
         description="Validate on so many training images instead, not trained on then: settings can be chosen without the others.",
     )
-    crop: int = Field(0, ge=0, description="Pixels by which images in memory are shifted at random; what comes in at a border is mirrored.")
+    crop: int = Field(
+        0,
+        ge=0,
+        description="Pixels by which images in memory are shifted at random; what comes in at a border is mirrored.",
+    )
     flip: bool = Field(False, description="Flip half of the training images.")
-    size: int | None = Field(None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given.")
-    workers: int = Field(4, ge=0, description="Processes that read images from folders; not more than there are CPUs.")
+    size: int | None = Field(
+        None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given."
+    )
+    workers: int = Field(
+        4,
+        ge=0,
+        description="Processes that read images from folders; not more than there are CPUs.",
+    )
 
 
 class Recipe(SearchConfig):
     """A search from nothing: which network, on which data, how."""
 
     model: str = Field(
-        "mptify:conv2", description="The network: mptify:conv4, mptify:conv4_x0.5 (half as wide), timm:resnet18, torchvision:vgg16, ..."
+        "mptify:conv2",
+        description="The network: mptify:conv4, mptify:conv4_x0.5 (half as wide), timm:resnet18, torchvision:vgg16, ...",
     )
     data: Annotated[DataConfig, BeforeValidator(_sourced)] = Field(
         {}, validate_default=True, description="Which images, and what happens to them."
     )
     baseline: Annotated[dict[str, Any] | None, BeforeValidator(_wanted)] = Field(
-        None, description="If given, dense training is run beside the search, with these settings in place of the recipe's."
+        None,
+        description="If given, dense training is run beside the search, with these settings in place of the recipe's.",
     )
-    start: str | None = Field(None, description="A ticket file to begin with: its survivors, and what else it learned.")
+    start: str | None = Field(
+        None, description="A ticket file to begin with: its survivors, and what else it learned."
+    )
     threads: int | None = Field(
         None,
         ge=1,
         description="Threads of `mptify search`, on which a run's last bits depend; `--threads` counts more. Else torch decides.",
     )
-    about: dict[str, Any] = Field(default_factory=dict, description="What the recipe reproduces; nothing depends on it.")
+    about: dict[str, Any] = Field(
+        default_factory=dict, description="What the recipe reproduces; nothing depends on it."
+    )
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -290,7 +391,9 @@ def checked(model: type[Settings], settings: Mapping[str, Any]) -> Settings:
     try:
         return model(**settings)
     except TypeError:  # what ** says of a mapping whose keys are no names
-        raise BadConfig(f"Settings have names, and {next(key for key in settings if not isinstance(key, str))!r} is none.") from None
+        raise BadConfig(
+            f"Settings have names, and {next(key for key in settings if not isinstance(key, str))!r} is none."
+        ) from None
     except ValidationError as error:
         raise BadConfig(_sentence(error, model)) from None
 
@@ -298,15 +401,21 @@ def checked(model: type[Settings], settings: Mapping[str, Any]) -> Settings:
 def check_config(config: TicketConfig) -> TicketConfig:
     """What no single setting can know of the others."""
     if config.bn == "insert" and config.activation_bits == 1:
-        raise BadConfig(f"bn='insert' is for 32-bit activations; with bits={config.bits!r} every sign has its BatchNorm: set bn='keep'.")
+        raise BadConfig(
+            f"bn='insert' is for 32-bit activations; with bits={config.bits!r} every sign has its BatchNorm: set bn='keep'."
+        )
     if config.prune_overrides and config.scope != "layer":
-        raise BadConfig(f"prune_overrides are for scope='layer'; with scope={config.scope!r} all layers share one budget.")
+        raise BadConfig(
+            f"prune_overrides are for scope='layer'; with scope={config.scope!r} all layers share one budget."
+        )
     return config
 
 
 def make_search_config(settings: SearchConfig | Mapping[str, Any] | None) -> SearchConfig:
     """Check settings of a search once, where they enter."""
-    return _consistent(settings if isinstance(settings, SearchConfig) else checked(SearchConfig, settings or {}))
+    return _consistent(
+        settings if isinstance(settings, SearchConfig) else checked(SearchConfig, settings or {})
+    )
 
 
 def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
@@ -315,9 +424,19 @@ def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
         recipe = checked(Recipe, settings)
         _consistent(recipe)
         if recipe.baseline is not None:
-            unknown = set(recipe.baseline) & {"method", "ticket", "data", "model", "baseline", "start", "threads"}
+            unknown = set(recipe.baseline) & {
+                "method",
+                "ticket",
+                "data",
+                "model",
+                "baseline",
+                "start",
+                "threads",
+            }
             if unknown:
-                raise BadConfig(f"baseline.{sorted(unknown)[0]}: a baseline shares this with its search.")
+                raise BadConfig(
+                    f"baseline.{sorted(unknown)[0]}: a baseline shares this with its search."
+                )
             try:
                 _consistent(baseline_of(recipe))
             except BadConfig as error:
@@ -329,23 +448,39 @@ def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
 
 def baseline_of(recipe: Recipe) -> Recipe:
     """The dense training that a search is compared with, at a learning rate that suits weights."""
-    changes = {"lr": None, **(recipe.baseline or {}), "method": "dense", "baseline": None, "start": None}
+    changes = {
+        "lr": None,
+        **(recipe.baseline or {}),
+        "method": "dense",
+        "baseline": None,
+        "start": None,
+    }
     return checked(Recipe, recipe.model_dump(mode="json") | changes)
 
 
 def _consistent(config: SearchConfig) -> Any:
     check_config(config.ticket)
     if methods[config.method].weight_bits == 1 and config.ticket.weight_bits == 32:
-        raise BadConfig(f"ticket.bits={config.ticket.bits!r}: 32-bit weights are edge-popup; set method: edgepopup.")
+        raise BadConfig(
+            f"ticket.bits={config.ticket.bits!r}: 32-bit weights are edge-popup; set method: edgepopup."
+        )
     if config.nesterov and (config.optimizer != "sgd" or not config.momentum):
-        raise BadConfig("nesterov=True: Nesterov's momentum is for optimizer: sgd with a momentum above 0.")
+        raise BadConfig(
+            "nesterov=True: Nesterov's momentum is for optimizer: sgd with a momentum above 0."
+        )
     for key in ("warmup", "prune_ramp"):
         if getattr(config, key) > config.epochs:
-            raise BadConfig(f"{key}={getattr(config, key)}: the search has only {config.epochs} epochs.")
+            raise BadConfig(
+                f"{key}={getattr(config, key)}: the search has only {config.epochs} epochs."
+            )
     if config.compile and config.prune_ramp:
-        raise BadConfig("prune_ramp: with compile, every step of the ramp would be compiled anew; leave one of them out.")
+        raise BadConfig(
+            "prune_ramp: with compile, every step of the ramp would be compiled anew; leave one of them out."
+        )
     if config.accumulate > config.batch // 2:
-        raise BadConfig(f"accumulate={config.accumulate}: a batch of {config.batch} can't be run in so many parts of at least 2 images.")
+        raise BadConfig(
+            f"accumulate={config.accumulate}: a batch of {config.batch} can't be run in so many parts of at least 2 images."
+        )
     return config
 
 
@@ -365,7 +500,12 @@ _OTHER_NAMES = {
     "optimizer": ("optim", "opt", "optimiser"),
     "schedule": ("scheduler", "lr_scheduler", "lr_schedule", "sched"),
     "warmup": ("warmup_epochs", "warm_up"),
-    "accumulate": ("grad_accum", "gradient_accumulation", "gradient_accumulation_steps", "accumulation_steps"),
+    "accumulate": (
+        "grad_accum",
+        "gradient_accumulation",
+        "gradient_accumulation_steps",
+        "accumulation_steps",
+    ),
     "clip": ("grad_clip", "clip_grad", "max_grad_norm", "gradient_clip", "gradient_clip_val"),
     "label_smoothing": ("smoothing",),
     "precision": ("amp", "mixed_precision", "fp16", "bf16"),
@@ -391,7 +531,11 @@ def _usual_name(name: str, model: type[BaseModel]) -> list[str]:
     for ours in [plain, *(ours for ours, others in _OTHER_NAMES.items() if plain in others)]:
         if ours in model.model_fields:
             return [ours]
-        inside = [f"{section}.{ours}" for section, field in model.model_fields.items() if ours in _settings_of(field.annotation)]
+        inside = [
+            f"{section}.{ours}"
+            for section, field in model.model_fields.items()
+            if ours in _settings_of(field.annotation)
+        ]
         if inside:
             return inside[:1]
     return []
@@ -407,13 +551,29 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         before = name[: len(name) - len(path[0])]
-        inside = [f"{section}.{path[0]}" for section, field in model.model_fields.items() if path[0] in _settings_of(field.annotation)]
-        near = inside or _usual_name(path[0], model) or difflib.get_close_matches(path[0], model.model_fields, n=1)
-        hint = f"; did you mean {before + near[0]!r}?" if near else f"; the settings there are {', '.join(model.model_fields)}."
+        inside = [
+            f"{section}.{path[0]}"
+            for section, field in model.model_fields.items()
+            if path[0] in _settings_of(field.annotation)
+        ]
+        near = (
+            inside
+            or _usual_name(path[0], model)
+            or difflib.get_close_matches(path[0], model.model_fields, n=1)
+        )
+        hint = (
+            f"; did you mean {before + near[0]!r}?"
+            if near
+            else f"; the settings there are {', '.join(model.model_fields)}."
+        )
         return f"There is no setting {name!r}{hint}"
     if first["type"] == "missing":
         return f"{name} is missing. {model.model_fields[path[0]].description or ''}".strip()
     reason = first["msg"].replace("Input should be", "should be").removeprefix("Value error, ")
-    description = model.model_fields[path[0]].description if path and path[0] in model.model_fields else ""
+    description = (
+        model.model_fields[path[0]].description if path and path[0] in model.model_fields else ""
+    )
     reason = reason if reason.endswith(("?", ".")) else f"{reason}."
-    return f"{name}={first['input']!r}: {reason}" + (f" What it sets: {description}" if description else "")
+    return f"{name}={first['input']!r}: {reason}" + (
+        f" What it sets: {description}" if description else ""
+    )

@@ -12,7 +12,16 @@ import yaml
 from mptify.config import SearchConfig
 from mptify.errors import BadConfig
 
-__all__ = ["find_recipe", "parse_changes", "recipe_folder", "recipe_names", "recipe_text", "to_yaml", "with_setting", "with_settings"]
+__all__ = [
+    "find_recipe",
+    "parse_changes",
+    "recipe_folder",
+    "recipe_names",
+    "recipe_text",
+    "to_yaml",
+    "with_setting",
+    "with_settings",
+]
 
 
 def recipe_folder() -> Path:
@@ -50,7 +59,11 @@ def find_recipe(name: str) -> tuple[dict[str, Any], str]:
     try:
         settings = yaml.load(text, _OnceOnly)
     except yaml.YAMLError as error:
-        where = f" (line {error.problem_mark.line + 1})" if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else ""
+        where = (
+            f" (line {error.problem_mark.line + 1})"
+            if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark
+            else ""
+        )
         raise BadConfig(f"{name}: this is no YAML{where}.") from None
     except BadConfig as error:
         raise BadConfig(f"{name}: {error}") from None
@@ -66,7 +79,9 @@ class _OnceOnly(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for number, key in enumerate(keys):
             if key in keys[:number]:
-                raise BadConfig(f"{key} is set twice, the second time in line {node.value[number][0].start_mark.line + 1}.")
+                raise BadConfig(
+                    f"{key} is set twice, the second time in line {node.value[number][0].start_mark.line + 1}."
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -87,7 +102,9 @@ def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key.strip() or not text.strip():
-            raise BadConfig(f"--set {change!r}: write key=value, for instance lr=0.05 or ticket.prune=0.9.")
+            raise BadConfig(
+                f"--set {change!r}: write key=value, for instance lr=0.05 or ticket.prune=0.9."
+            )
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:

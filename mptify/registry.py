@@ -22,7 +22,17 @@ from typing import Any, Generic, TypeVar
 
 from mptify.errors import BadConfig, first_line
 
-__all__ = ["PLUGIN_GROUP", "Registry", "data_sources", "export_targets", "import_plugin", "init_schemes", "methods", "quantizers", "scopes"]
+__all__ = [
+    "PLUGIN_GROUP",
+    "Registry",
+    "data_sources",
+    "export_targets",
+    "import_plugin",
+    "init_schemes",
+    "methods",
+    "quantizers",
+    "scopes",
+]
 
 PLUGIN_GROUP = "mptify.plugins"
 Variant = TypeVar("Variant")
@@ -50,7 +60,9 @@ class Registry(Generic[Variant]):
         def add(variant: Variant) -> Variant:
             known = self._variants.get(name)
             if known is not None and _origin(known) != _origin(variant):
-                raise BadConfig(f"The {self.kind} {name!r} is registered already, by {_origin(known)}; choose another name.")
+                raise BadConfig(
+                    f"The {self.kind} {name!r} is registered already, by {_origin(known)}; choose another name."
+                )
             self._variants[name] = variant
             return variant
 
@@ -69,7 +81,9 @@ class Registry(Generic[Variant]):
         if name not in self._variants:
             near = difflib.get_close_matches(name, self._variants, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise BadConfig(f"There is no {self.kind} {name!r}; there are {', '.join(self.names())}.{hint}")
+            raise BadConfig(
+                f"There is no {self.kind} {name!r}; there are {', '.join(self.names())}.{hint}"
+            )
         return self._variants[name]
 
     def names(self) -> list[str]:
@@ -90,7 +104,9 @@ def import_plugin(module: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise BadConfig(f"The plugin {module!r} can't be imported ({first_line(error)}).") from error
+        raise BadConfig(
+            f"The plugin {module!r} can't be imported ({first_line(error)})."
+        ) from error
 
 
 _lock = Lock()

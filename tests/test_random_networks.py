@@ -22,7 +22,12 @@ from mptify.models import registry
 from mptify.nn.quantizers import Sign
 from mptify.runtime.library import library
 from mptify.surgery.graphs import TicketGraph
-from mptify.surgery.invariants import lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
+from mptify.surgery.invariants import (
+    lost_layers,
+    real_inputs,
+    unnormalised_signs,
+    wrongly_trainable,
+)
 from mptify.surgery.plan import Reason
 from tests.helpers.random_networks import random_network
 from tests.runtime.test_program import exact, require_same

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -62,15 +62,24 @@ app.add_typer(bench.app, name="bench")
 
 @app.callback(invoke_without_command=True)
 def _before_every_command(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
-    plugins: list[str] = typer.Option([], "--plugin", metavar="MODULE", help="Import a module that registers variants; may be repeated."),  # noqa: B008
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+    ] = False,
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plugin",
+            metavar="MODULE",
+            help="Import a module that registers variants. May be repeated.",
+        ),
+    ] = None,
 ) -> None:
     if version:
         from mptify import __version__
 
         typer.echo(__version__)
         raise typer.Exit
-    for plugin in plugins:
+    for plugin in plugins or ():
         import_plugin(plugin)
 
 
@@ -83,12 +92,16 @@ def main() -> None:
     except MptifyError as error:
         rank = os.environ.get("RANK", "0")
         code = _tell(f"mptify: {error}" if rank == "0" else f"mptify (process {rank}): {error}", 1)
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does: what was asked for is not done
+    except (
+        BrokenPipeError
+    ):  # the reader of our output went away, as `| head` does: what was asked for is not done
         code = 1
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        code = _tell(f"mptify: {error.filename or 'the output'} can't be written ({error.strerror}).", 1)
+        code = _tell(
+            f"mptify: {error.filename or 'the output'} can't be written ({error.strerror}).", 1
+        )
     _let_go_of_streams()
     if _is_one_of_several():
         # At its end Python stops every thread that asks for its lock, torch's communication threads among them, and now and then
@@ -99,11 +112,17 @@ def main() -> None:
 
 def _is_one_of_several() -> bool:
     distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1
+    return (
+        distributed is not None
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO}
-_ClickException: Any = typer.BadParameter.__mro__[2]  # click's own, or that of the copy which typer has
+_ClickException: Any = typer.BadParameter.__mro__[
+    2
+]  # click's own, or that of the copy which typer has
 
 
 def _run(arguments: list[str]) -> int:

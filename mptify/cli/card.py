@@ -13,10 +13,21 @@ __all__ = ["card"]
 
 def card(
     file: Annotated[Path, typer.Argument(help="A ticket file.")],
-    out: Annotated[Path | None, typer.Option(help="Write it here instead of printing it; an existing file is left alone.")] = None,
-    license: Annotated[str | None, typer.Option(help="The licence to state, as the Hub spells it, such as mit. None unless given.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write it here instead of printing it; an existing file is left alone."),
+    ] = None,
+    license: Annotated[
+        str | None,
+        typer.Option(
+            help="The licence to state, as the Hub spells it, such as mit. None unless given."
+        ),
+    ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="The Hub's id of the data set: OWNER/NAME. Unless given, stated only where it is known.")
+        str | None,
+        typer.Option(
+            help="The Hub's id of the data set: OWNER/NAME. Unless given, stated only where it is known."
+        ),
     ] = None,
 ) -> None:
     """Write a model card: the metadata header that the Hub reads, how the ticket was made, and how to load it."""
@@ -31,9 +42,13 @@ def card(
         if out.exists():
             raise MptifyError(f"{out} exists; remove it first, or name another file.")
     if license is not None and not license.strip():
-        raise MptifyError("--license: which one? The Hub's names are short, such as mit or apache-2.0.")
+        raise MptifyError(
+            "--license: which one? The Hub's names are short, such as mit or apache-2.0."
+        )
     if dataset is not None and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset):
-        raise MptifyError(f"--dataset {dataset}: the Hub's data sets have ids such as uoft-cs/cifar10.")
+        raise MptifyError(
+            f"--dataset {dataset}: the Hub's data sets have ids such as uoft-cs/cifar10."
+        )
     text = model_card(summarize(*read_both(file)), file.name, license, dataset)
     if out is None:
         typer.echo(text, nl=False)

@@ -28,7 +28,9 @@ def print_facts(out: Console, rows: Sequence[tuple[str, str]]) -> None:
     for name, text in rows:
         lines = [str(text)]
         if out.is_terminal and not isinstance(text, Whole):
-            lines = textwrap.wrap(text, max(out.width - names, 20), break_long_words=False, break_on_hyphens=False) or [""]
+            lines = textwrap.wrap(
+                text, max(out.width - names, 20), break_long_words=False, break_on_hyphens=False
+            ) or [""]
         for line in lines:
             out.print(Text.assemble((f"{name:<{names}}", "bold"), line), soft_wrap=True)
             name = ""

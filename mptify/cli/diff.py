@@ -29,14 +29,27 @@ def diff(
     one, other = read(first), read(second)
     overlaps = compare(one, other)
     if as_json:
-        typer.echo(json.dumps({"equal": one == other, "layers": [asdict(overlap) for overlap in overlaps]}, indent=1, ensure_ascii=False))
+        typer.echo(
+            json.dumps(
+                {"equal": one == other, "layers": [asdict(overlap) for overlap in overlaps]},
+                indent=1,
+                ensure_ascii=False,
+            )
+        )
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     out = console()
     everything = ("layer", "A keeps", "B keeps", "both", "of A", "by chance", "gains")
-    columns = columns_for(out.width, everything, {"gains": 90, "both": 70, "B keeps": 60, "by chance": 50})
+    columns = columns_for(
+        out.width, everything, {"gains": 90, "both": 70, "B keeps": 60, "by chance": 50}
+    )
     for column in columns:
-        table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=column != "layer", overflow="fold")
+        table.add_column(
+            column,
+            justify="left" if column == "layer" else "right",
+            no_wrap=column != "layer",
+            overflow="fold",
+        )
     for overlap in overlaps:
         cells: dict[str, Any] = {
             "layer": Text(overlap.name), "A keeps": f"{overlap.kept[0]:,}", "B keeps": f"{overlap.kept[1]:,}", "both": f"{overlap.both:,}",
@@ -46,6 +59,14 @@ def diff(
         table.add_row(*(cells[column] for column in columns))
     out.print(table)
     both, kept = sum(overlap.both for overlap in overlaps), one.kept
-    same_seed = "the same seed" if one.config.seed == other.config.seed else "different seeds, so that a weight in both may differ in sign"
-    verdict = "The tickets are equal." if one == other else f"{100 * both / kept:.2f} % of A's survivors are B's too"
+    same_seed = (
+        "the same seed"
+        if one.config.seed == other.config.seed
+        else "different seeds, so that a weight in both may differ in sign"
+    )
+    verdict = (
+        "The tickets are equal."
+        if one == other
+        else f"{100 * both / kept:.2f} % of A's survivors are B's too"
+    )
     typer.echo(verdict if one == other else f"{verdict}; {same_seed}.")

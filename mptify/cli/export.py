@@ -12,8 +12,15 @@ __all__ = ["export"]
 
 def export(
     file: Annotated[Path, typer.Argument(help="A ticket file of a named network.")],
-    to: Annotated[str, typer.Option(help="onnx; dense, a state dict that the network itself loads; or packed, a program for mptify.")],
-    out: Annotated[Path | None, typer.Option(help="What to write. Without it: FILE with another ending.")] = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="onnx; dense, a state dict that the network itself loads; or packed, a program for mptify."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="What to write. Without it: FILE with another ending.")
+    ] = None,
 ) -> None:
     """Write a ticket for other programs, and compare what these compute with it before the file is kept.
 
@@ -23,4 +30,6 @@ def export(
     from mptify.export import export as write
 
     made = write(file, to, out)
-    typer.echo(f"{made.path}: {made.size / 1e6:,.2f} MB; outputs differ from the ticket's by {made.difference:.1e} of the largest")
+    typer.echo(
+        f"{made.path}: {made.size / 1e6:,.2f} MB; outputs differ from the ticket's by {made.difference:.1e} of the largest"
+    )

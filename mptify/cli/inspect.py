@@ -46,11 +46,25 @@ def inspect(
 
 def _csv(summary: Any) -> str:
     out = io.StringIO()
-    names = ["name", "shape", "kept", "count", "sparsest_filter", "densest_filter", "coded_bytes", "entropy_bytes", "coded_as", "gain"]
+    names = [
+        "name",
+        "shape",
+        "kept",
+        "count",
+        "sparsest_filter",
+        "densest_filter",
+        "coded_bytes",
+        "entropy_bytes",
+        "coded_as",
+        "gain",
+    ]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
     for layer in summary.layers:
-        writer.writerow("×".join(map(str, layer.shape)) if name == "shape" else getattr(layer, name) for name in names)
+        writer.writerow(
+            "×".join(map(str, layer.shape)) if name == "shape" else getattr(layer, name)
+            for name in names
+        )
     return out.getvalue()
 
 
@@ -60,12 +74,28 @@ def _layer_table(summary: Any, width: int) -> Any:
 
     from mptify.surgery.model_summary import columns_for
 
-    everything = ("layer", "shape", "kept", "density", "by filter", "bits/weight", "of entropy", "coded as", "gain")
-    columns = columns_for(width, everything, {"by filter": 130, "coded as": 115, "shape": 95, "density": 80, "gain": 60})
+    everything = (
+        "layer",
+        "shape",
+        "kept",
+        "density",
+        "by filter",
+        "bits/weight",
+        "of entropy",
+        "coded as",
+        "gain",
+    )
+    columns = columns_for(
+        width,
+        everything,
+        {"by filter": 130, "coded as": 115, "shape": 95, "density": 80, "gain": 60},
+    )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         words = column in ("layer", "shape", "coded as")
-        table.add_column(column, justify="left" if words else "right", no_wrap=column != "layer", overflow="fold")
+        table.add_column(
+            column, justify="left" if words else "right", no_wrap=column != "layer", overflow="fold"
+        )
     for layer in summary.layers:
         cells = {
             "layer": Text(layer.name),
@@ -74,7 +104,9 @@ def _layer_table(summary: Any, width: int) -> Any:
             "density": f"{100 * layer.density:.1f} %",
             "by filter": f"{100 * layer.sparsest_filter:.0f}–{100 * layer.densest_filter:.0f} %",
             "bits/weight": f"{layer.bits_per_weight:.3f}",
-            "of entropy": f"{100 * layer.coded_bytes / layer.entropy_bytes:.1f} %" if layer.entropy_bytes else "–",
+            "of entropy": f"{100 * layer.coded_bytes / layer.entropy_bytes:.1f} %"
+            if layer.entropy_bytes
+            else "–",
             "coded as": layer.coded_as,
             "gain": f"{layer.gain:.4g}",
         }
@@ -87,16 +119,32 @@ def _facts(summary: Any) -> list[tuple[str, str]]:
     share = 100 * summary.mask_bytes / summary.entropy_bytes if summary.entropy_bytes else 100.0
     gains = len(summary.layers)
     rows = [
-        ("network", (summary.architecture or "a module of the writer's own: pass it to mptify.load") + given),
+        (
+            "network",
+            (summary.architecture or "a module of the writer's own: pass it to mptify.load")
+            + given,
+        ),
         ("made with", _settings(summary.config)),
-        ("kept", f"{summary.kept:,} of {summary.weights:,} weights ({100 * summary.kept / summary.weights:.2f} %)"),
+        (
+            "kept",
+            f"{summary.kept:,} of {summary.weights:,} weights ({100 * summary.kept / summary.weights:.2f} %)",
+        ),
         ("masks", f"{summary.mask_bytes:,} bytes, {share:.2f} % of n·H(kept/n)"),
-        ("floats", f"{summary.stored_floats:,} stored, of {summary.floats + gains:,} ({gains:,} gains); computes in {summary.dtype}"),
-        ("file", f"{summary.file_bytes:,} bytes; as float32 its weights took {4 * summary.weights:,}"),
+        (
+            "floats",
+            f"{summary.stored_floats:,} stored, of {summary.floats + gains:,} ({gains:,} gains); computes in {summary.dtype}",
+        ),
+        (
+            "file",
+            f"{summary.file_bytes:,} bytes; as float32 its weights took {4 * summary.weights:,}",
+        ),
     ]
     for name, value in summary.notes.items():
         text = _note(name, value)
-        shown = "".join(one if one.isprintable() else "�" for one in (text if len(text) < 400 else text[:400] + " …"))
+        shown = "".join(
+            one if one.isprintable() else "�"
+            for one in (text if len(text) < 400 else text[:400] + " …")
+        )
         rows.append((repr(name)[1:-1], shown))
     return [*rows, ("sha256", summary.digest)]
 
@@ -105,7 +153,11 @@ def _settings(config: dict[str, Any]) -> str:
     from mptify.config import TicketConfig
 
     plain = TicketConfig.model_validate({}).model_dump(mode="json")
-    changed = {key: value for key, value in config.items() if value != plain[key] or key in ("bits", "prune", "seed")}
+    changed = {
+        key: value
+        for key, value in config.items()
+        if value != plain[key] or key in ("bits", "prune", "seed")
+    }
     return ", ".join(f"{key}={value}" for key, value in changed.items())
 
 
@@ -124,9 +176,24 @@ def _changed(recipe: dict[str, Any]) -> str:
 
     usual = Recipe.model_validate({}).model_dump(mode="json")
     data = recipe.get("data")
-    inside = {f"data.{key}": (value, usual["data"].get(key)) for key, value in data.items()} if isinstance(data, dict) else {}
-    outside = {key: (value, usual.get(key)) for key, value in recipe.items() if key not in ("ticket", "data", "about")}
-    return ", ".join(f"{key}={_plain(value)}" for key, (value, plain) in (outside | inside).items() if value != plain) or "the defaults"
+    inside = (
+        {f"data.{key}": (value, usual["data"].get(key)) for key, value in data.items()}
+        if isinstance(data, dict)
+        else {}
+    )
+    outside = {
+        key: (value, usual.get(key))
+        for key, value in recipe.items()
+        if key not in ("ticket", "data", "about")
+    }
+    return (
+        ", ".join(
+            f"{key}={_plain(value)}"
+            for key, (value, plain) in (outside | inside).items()
+            if value != plain
+        )
+        or "the defaults"
+    )
 
 
 def _plain(value: Any) -> str:

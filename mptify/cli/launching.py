@@ -16,7 +16,11 @@ def resume_command(folder: Path) -> str:
 
     count, start = processes(), "mptify"
     if count > 1 and "ACCELERATE_MIXED_PRECISION" in os.environ:
-        where = "--cpu" if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes") else "--multi_gpu"
+        where = (
+            "--cpu"
+            if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
+            else "--multi_gpu"
+        )
         start = f"accelerate launch {where} --num_processes {count} -m mptify"
     elif count > 1:
         start = f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', count)} -m mptify"
@@ -32,5 +36,10 @@ def start_all_processes() -> None:
     count = processes_asked_for() or 1  # where nobody knows how many, the search will say so
     if count > 1:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)]
-        place = ["--master-addr", os.environ["MASTER_ADDR"], "--master-port", os.environ["MASTER_PORT"]]
+        place = [
+            "--master-addr",
+            os.environ["MASTER_ADDR"],
+            "--master-port",
+            os.environ["MASTER_PORT"],
+        ]
         os.execv(sys.executable, [sys.executable, *torchrun, *place, "-m", "mptify", *sys.argv[1:]])

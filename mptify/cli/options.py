@@ -52,7 +52,9 @@ def with_options_of(
         def run(**given: Any) -> None:
             values = {name: _value(name, field, given.pop(name)) for name, field in fields.items()}
             if only_given:
-                values = {name: value for name, value in values.items() if value not in (None, (), {})}
+                values = {
+                    name: value for name, value in values.items() if value not in (None, (), {})
+                }
             command(**{into: values}, **given)
 
         signature = inspect.Signature([*own[:at], *options, *own[at:]])
@@ -63,7 +65,9 @@ def with_options_of(
     return decorate
 
 
-def _parameter(name: str, field: FieldInfo, panel: str | None, only_given: bool) -> inspect.Parameter:
+def _parameter(
+    name: str, field: FieldInfo, panel: str | None, only_given: bool
+) -> inspect.Parameter:
     flag, text = f"--{name.replace('_', '-')}", field.description
     kind: Any = field.annotation
     default = None if only_given else field.get_default(call_default_factory=True)

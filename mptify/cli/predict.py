@@ -16,9 +16,17 @@ def predict(
     file: Annotated[Path, typer.Argument(help="A ticket file of a named network.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
-    runtime: Annotated[str | None, typer.Option(help="float or packed; 1/1 tickets are packed unless told otherwise.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; all or one unless given, as is faster at the moment.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON, one line per picture.")] = False,
+    runtime: Annotated[
+        str | None,
+        typer.Option(help="float or packed; 1/1 tickets are packed unless told otherwise."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads; all or one unless given, as is faster at the moment."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print as JSON, one line per picture.")
+    ] = False,
 ) -> None:
     """The likeliest classes of pictures, with their probabilities, and the time that each took."""
     from mptify.training.prediction import predict as predictions

@@ -46,7 +46,9 @@ class Progress(Callback):
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
             TimeRemainingColumn(compact=True, table_column=Column(min_width=5, no_wrap=True)),
-            TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn(
+                "{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis")
+            ),
             console=self.console,
             disable=not self.live,
             transient=True,
@@ -69,7 +71,10 @@ class Progress(Callback):
             say(headline)
         steps = search.steps_per_epoch
         self.task = self.bars.add_task(
-            self.title, total=search.config.epochs * steps, completed=search.epoch * steps + search.step, text=""
+            self.title,
+            total=search.config.epochs * steps,
+            completed=search.epoch * steps + search.step,
+            text="",
         )
         if search.epoch or search.step:
             say(f"{self.title}: goes on at epoch {search.epoch + 1}, step {search.step}")
@@ -78,9 +83,16 @@ class Progress(Callback):
         images, loss, accuracy = metrics
         if loss is not None and accuracy is not None:
             speed = images / max(time.monotonic() - self.epoch_began, 1e-3)
-            speed_text = f"{speed:,.0f} img/s" if self.console.width >= 80 or not self.live else ""  # else bar and time left give way
+            speed_text = (
+                f"{speed:,.0f} img/s" if self.console.width >= 80 or not self.live else ""
+            )  # else bar and time left give way
             flipped_text = "" if self.flipped is None else f"flipped {100 * self.flipped:.1f} %"
-            self.text = "  ".join(filter(None, (f"loss {loss:.3f}", f"acc {100 * accuracy:.1f} %", speed_text, flipped_text)))
+            self.text = "  ".join(
+                filter(
+                    None,
+                    (f"loss {loss:.3f}", f"acc {100 * accuracy:.1f} %", speed_text, flipped_text),
+                )
+            )
         place = f"{self.title} {search.epoch + 1}/{search.config.epochs}"
         done = search.epoch * search.steps_per_epoch + search.step
         self.bars.update(self.task, completed=done, description=place, text=self.text)
@@ -101,7 +113,10 @@ class Progress(Callback):
     def on_interrupt(self) -> None:
         with contextlib.suppress(OSError):  # whoever read it may have been stopped, too
             if is_main():  # past all buffers, one of which may be at work
-                os.write(2, b"\nStopping soon, then saving; a second Ctrl-C stops at once and saves nothing.\n")
+                os.write(
+                    2,
+                    b"\nStopping soon, then saving; a second Ctrl-C stops at once and saves nothing.\n",
+                )
 
     def _line(self, text: str) -> None:
         self.last_line = time.monotonic()

@@ -11,8 +11,16 @@ __all__ = ["facts_of", "recipes"]
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this recipe, and the command that runs it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON; of one recipe, with all its settings.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Print this recipe, and the command that runs it."),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the facts as JSON; of one recipe, with all its settings."
+        ),
+    ] = False,
 ) -> None:
     """List the recipes: network, bits, what of the paper they reproduce, and the top-1 that it reports."""
     from mptify.cli.console import console
@@ -27,12 +35,19 @@ def recipes(
             out = console()
             out.print(_table(listed, out.width))
             if out.is_terminal:
-                out.print("\nmptify search --recipe NAME runs one; mptify recipes NAME prints it, with its whole command.", highlight=False)
+                out.print(
+                    "\nmptify search --recipe NAME runs one; mptify recipes NAME prints it, with its whole command.",
+                    highlight=False,
+                )
         return
     recipe = make_recipe(*find_recipe(name))
     facts = facts_of(name, recipe)
     if as_json:
-        typer.echo(json.dumps({**facts, "settings": recipe.model_dump(mode="json")}, indent=1, ensure_ascii=False))
+        typer.echo(
+            json.dumps(
+                {**facts, "settings": recipe.model_dump(mode="json")}, indent=1, ensure_ascii=False
+            )
+        )
     else:  # one YAML file still, if it is sent to one
         typer.echo(f"{recipe_text(name).rstrip()}\n\n# {facts['command']}")
 
@@ -65,7 +80,11 @@ def _table(listed: list[dict[str, Any]], width: int) -> Any:
     columns = columns_for(width, everything, {"network": 80, "pruned": 62, "bits": 54})
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in ("pruned", "top-1") else "left", no_wrap=column != "reproduces")
+        table.add_column(
+            column,
+            justify="right" if column in ("pruned", "top-1") else "left",
+            no_wrap=column != "reproduces",
+        )
     for facts in listed:
         top1 = facts["about"].get("top1")
         cells = {

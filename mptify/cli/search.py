@@ -25,7 +25,14 @@ __all__ = ["search"]
     panel="Search",
     only_given=True,
 )
-@with_options_of(TicketConfig, before="out", into="ticket_settings", without=("seed",), panel="Ticket", only_given=True)
+@with_options_of(
+    TicketConfig,
+    before="out",
+    into="ticket_settings",
+    without=("seed",),
+    panel="Ticket",
+    only_given=True,
+)
 def search(
     recipe_settings: dict[str, Any],
     ticket_settings: dict[str, Any],
@@ -38,11 +45,15 @@ def search(
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="A recipe that comes with mptify, or a YAML file. Without anything: digits."),
+        typer.Option(
+            help="A recipe that comes with mptify, or a YAML file. Without anything: digits."
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="digits, arrays:FILE.npz, cifar10:FOLDER, cifar100:…, imagefolder:…, imagenet:…, timm:NAME:FOLDER."),
+        typer.Option(
+            help="digits, arrays:FILE.npz, cifar10:FOLDER, cifar100:…, imagefolder:…, imagenet:…, timm:NAME:FOLDER."
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -52,7 +63,9 @@ def search(
             help="Change any setting: lr=0.05, ticket.seed=1, data.flip=true. May be repeated.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the run. Without it: a new one below runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the run. Without it: a new one below runs/.")
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -84,10 +97,14 @@ def search(
     if resume:
         others = set(recipe_settings) - {"threads"}
         if what or recipe or data or changes or others or ticket_settings or baseline is not None:
-            raise MptifyError("--resume takes everything but --out and --threads from the folder of the run; leave out the other options.")
+            raise MptifyError(
+                "--resume takes everything but --out and --threads from the folder of the run; leave out the other options."
+            )
         out = out or newest_unfinished(Path("runs"))
     settings = recipe_settings | {f"ticket.{key}": one for key, one in ticket_settings.items()}
-    checked = _settings(what, recipe, data, settings, changes or [], baseline, out if resume else None)
+    checked = _settings(
+        what, recipe, data, settings, changes or [], baseline, out if resume else None
+    )
     if threads is not None:
         checked = checked.model_copy(update={"threads": threads})  # the run's folder records it
     if checked.threads is not None:
@@ -115,7 +132,9 @@ def _settings(
 
     if folder is not None:
         settings, origin = find_recipe(str(Run.again(folder).recipe))
-        _require_whole(settings, f"{origin} (mptify.search(..., resume=True) continues a run that it began)")
+        _require_whole(
+            settings, f"{origin} (mptify.search(..., resume=True) continues a run that it began)"
+        )
         return make_recipe(settings, origin)
     nothing = what is None and data is None
     settings, origin = find_recipe(recipe or "digits") if recipe or nothing else ({}, "")
@@ -125,10 +144,18 @@ def _settings(
         if recipe is None and isinstance(searched, dict):  # as it was found
             settings, origin = {**searched, "baseline": None}, what
         if ticket.architecture is None:
-            raise BadConfig(f"{what}: is a ticket of a model that no registry knows; mptify.search(model, ...) takes yours.")
+            raise BadConfig(
+                f"{what}: is a ticket of a model that no registry knows; mptify.search(model, ...) takes yours."
+            )
         config = ticket.config.model_dump(mode="json")
         method = {} if ticket.config.weight_bits == 1 else {"method": "edgepopup"}
-        settings = {**settings, **method, "model": str(ticket.architecture), "ticket": config, "start": str(Path(what).resolve())}
+        settings = {
+            **settings,
+            **method,
+            "model": str(ticket.architecture),
+            "ticket": config,
+            "start": str(Path(what).resolve()),
+        }
     elif what is not None and re.match(r"[\w.]+=", what):
         raise BadConfig(f"{what}: is no network; settings are changed with --set {what}.")
     elif what is not None and ("/" in what or what.endswith(".ticket")):
@@ -139,7 +166,10 @@ def _settings(
         settings = {**settings, "model": what}
     if data is not None:
         given = settings.get("data") or {}
-        settings = {**settings, "data": {**({} if isinstance(given, str) else given), "source": data}}
+        settings = {
+            **settings,
+            "data": {**({} if isinstance(given, str) else given), "source": data},
+        }
     if baseline is not None:
         settings = {**settings, "baseline": (settings.get("baseline") or {}) if baseline else None}
     for key, value in options.items():
@@ -198,7 +228,9 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     train, val = load_data(recipe.data)
     built = architecture_of(entry, train)
     network = build_network(built, recipe)
-    folder = out or free_folder(Path("runs"), f"{entry.name}-{recipe.data.source.partition(':')[0]}")
+    folder = out or free_folder(
+        Path("runs"), f"{entry.name}-{recipe.data.source.partition(':')[0]}"
+    )
     done = Run(folder)
     if resume and done.is_finished:
         say(f"{folder}: this run is finished.")
@@ -211,14 +243,25 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
         if recipe.threads is None and _is_busy():
             headlines.insert(0, _BUSY)
         with _told_how_to_go_on(folder), Progress(recipe.method, *headlines) as progress:
-            result = run_search(network, train, val, recipe, out=folder, resume=resume, architecture=built, callbacks=[progress])
+            result = run_search(
+                network,
+                train,
+                val,
+                recipe,
+                out=folder,
+                resume=resume,
+                architecture=built,
+                callbacks=[progress],
+            )
         if not result.finished or (result.asked and recipe.baseline is not None):
             _stopped(folder)
     if recipe.baseline is not None:
         dense = baseline_of(recipe)
         with _told_how_to_go_on(folder), Progress("dense") as progress:
             network = build_network(built, dense)
-            other = run_search(network, train, val, dense, out=below, resume=again, callbacks=[progress])
+            other = run_search(
+                network, train, val, dense, out=below, resume=again, callbacks=[progress]
+            )
         if not other.finished:
             _stopped(folder)
     if is_main():
@@ -236,7 +279,9 @@ def _told_how_to_go_on(folder: Path) -> Iterator[None]:
     except LostProcess as error:
         if not (folder / "recipe.yaml").exists():
             raise
-        raise LostProcess(f"{error} `{resume_command(folder)}` goes on from the last checkpoint.") from None
+        raise LostProcess(
+            f"{error} `{resume_command(folder)}` goes on from the last checkpoint."
+        ) from None
 
 
 def _stopped(folder: Path) -> None:
@@ -252,7 +297,11 @@ def _headline(recipe: Any, entry: Any, train: Any, val: Any, folder: Path) -> st
     from mptify.training.data import sizes
 
     config = recipe.ticket
-    how = "dense training" if recipe.trains_weights else f"{recipe.method}, {config.bits} bits, {100 * config.prune:g} % pruned"
+    how = (
+        "dense training"
+        if recipe.trains_weights
+        else f"{recipe.method}, {config.bits} bits, {100 * config.prune:g} % pruned"
+    )
     together = f"; {processes()} processes" if processes() > 1 else ""
     what = f"{len(train):,} images of {sizes(train.shape())} to train, {len(val):,} to validate, {train.classes} classes"
     return f"{entry}: {how}; {what}; {folder}{together}"
@@ -263,24 +312,45 @@ def _summary(run: Any, recipe: Any, classes: int) -> None:
     from mptify.ticket.state import read
 
     found = run.read_summary()
-    rows = [("accuracy", f"{100 * found['accuracy']:.2f} % after the last epoch, {100 * found['best']:.2f} % at best")]
+    rows = [
+        (
+            "accuracy",
+            f"{100 * found['accuracy']:.2f} % after the last epoch, {100 * found['best']:.2f} % at best",
+        )
+    ]
     if recipe.baseline is not None:
         beside = type(run)(run.folder / "baseline").read_summary()
-        rows.append(("dense", f"{100 * beside['accuracy']:.2f} % after the last epoch: the same network and data, its weights trained"))
+        rows.append(
+            (
+                "dense",
+                f"{100 * beside['accuracy']:.2f} % after the last epoch: the same network and data, its weights trained",
+            )
+        )
     if recipe.trains_weights:
         rows.append(("network", Whole(run.folder / "last.safetensors")))
     else:
         path = run.ticket("last")
         ticket = read(path)
         rows += [
-            ("kept", f"{ticket.kept:,} of {ticket.count:,} random weights, never trained ({100 * ticket.kept / ticket.count:.1f} %)"),
-            ("size", f"{path.stat().st_size:,} bytes; the weights as float32 take {4 * ticket.count:,}"),
+            (
+                "kept",
+                f"{ticket.kept:,} of {ticket.count:,} random weights, never trained ({100 * ticket.kept / ticket.count:.1f} %)",
+            ),
+            (
+                "size",
+                f"{path.stat().st_size:,} bytes; the weights as float32 take {4 * ticket.count:,}",
+            ),
             ("ticket", Whole(path)),
             ("", "of the last epoch; best.ticket beside it was the best on the validation images"),
             ("curves", Whole(run.folder / "curves.png")),
             ("next", Whole(f"mptify inspect {path}")),
             ("", Whole(f"mptify report {run.folder}")),
-            ("", Whole(f"mptify search --recipe {run.recipe} --set {_next(recipe, found['accuracy'], classes)}")),
+            (
+                "",
+                Whole(
+                    f"mptify search --recipe {run.recipe} --set {_next(recipe, found['accuracy'], classes)}"
+                ),
+            ),
         ]
     rows += [("warning", warning) for warning in found["warnings"]]
     print_facts(console(), rows)

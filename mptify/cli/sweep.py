@@ -13,15 +13,36 @@ __all__ = ["sweep"]
 
 
 def sweep(
-    what: Annotated[str | None, typer.Argument(metavar="[FILE|NAME]", help="A sweep that comes with mptify, or a YAML file.")] = None,
-    data: Annotated[str | None, typer.Option(help="The images of all runs: cifar10:FOLDER, arrays:FILE.npz, ...")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of all runs: epochs=5. May be repeated.")
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE|NAME]", help="A sweep that comes with mptify, or a YAML file."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the sweep. Without it: one of its name below runs/.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as there are GPUs unless given, or one.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="The images of all runs: cifar10:FOLDER, arrays:FILE.npz, ..."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting of all runs: epochs=5. May be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the sweep. Without it: one of its name below runs/."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at a time; as many as there are GPUs unless given, or one."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and do nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs, and do nothing.")
+    ] = False,
 ) -> None:
     """Search every combination of a grid, with every seed, and write results.csv; `mptify plot` draws it.
 
@@ -39,22 +60,30 @@ def sweep(
             screen.print(f"{name:<24} {find_sweep(name).about.get('what', '')}", markup=False)
         return
     asked = find_sweep(what)
-    cells = cells_of(asked, parse_changes(changes or []) | ({} if data is None else {"data.source": data}))
+    cells = cells_of(
+        asked, parse_changes(changes or []) | ({} if data is None else {"data.source": data})
+    )
     if dry_run:
         for cell in cells:
             typer.echo(cell.name)
         return
     folder = out or Path("runs") / Path(what).stem
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C does: the runs are stopped, and save
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # as Ctrl-C does: the runs are stopped, and save
     with _Progress(len(cells)) as progress:
         rows = run_sweep(asked, cells, folder, jobs, threads, progress.tell)
     failed = [row for row in rows if row["state"] == "failed"]
-    progress.say(f"{sum(row['state'] == 'done' for row in rows)} of {len(rows)} runs are done: {folder / 'results.csv'}")
+    progress.say(
+        f"{sum(row['state'] == 'done' for row in rows)} of {len(rows)} runs are done: {folder / 'results.csv'}"
+    )
     if asked.figure is not None and any(row["state"] == "done" for row in rows):
         progress.say(f"`mptify plot {folder}` draws them.")
     if failed:
         first = f"{failed[0]['run']}: {failed[0]['error']}"
-        raise MptifyError(f"{len(failed)} of {len(rows)} runs failed; the same command tries them again. The first, {first}")
+        raise MptifyError(
+            f"{len(failed)} of {len(rows)} runs failed; the same command tries them again. The first, {first}"
+        )
 
 
 class _Progress:
@@ -62,11 +91,24 @@ class _Progress:
 
     def __init__(self, count: int):
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         self.console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-        self.bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal, transient=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+        )
+        self.bars = Progress(
+            *columns, console=self.console, disable=not self.console.is_terminal, transient=True
+        )
         self.task: Any = None
         self.count = count
 
@@ -80,7 +122,9 @@ class _Progress:
 
     def tell(self, cell: Any, row: dict[str, Any]) -> None:
         self.bars.advance(self.task)
-        came = f"{row['top1']:.2f} %" if row["state"] == "done" else f"{row['state']}: {row['error']}"
+        came = (
+            f"{row['top1']:.2f} %" if row["state"] == "done" else f"{row['state']}: {row['error']}"
+        )
         self.say(f"{cell.name}  {came}")
 
     def say(self, text: str) -> None:

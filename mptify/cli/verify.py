@@ -20,10 +20,16 @@ def verify(file: Annotated[Path, typer.Argument(help="A ticket file.")]) -> None
     from mptify.ticket.state import read
 
     ticket = read(file)
-    typer.echo(f"ticket  sha256 {ticket.digest}  {len(ticket.layers)} layers, {ticket.kept:,} of {ticket.count:,} weights, as written")
+    typer.echo(
+        f"ticket  sha256 {ticket.digest}  {len(ticket.layers)} layers, {ticket.kept:,} of {ticket.count:,} weights, as written"
+    )
     if ticket.architecture is None:
-        typer.echo("logits  not run: the file names no network; mptify.load(path, model=...) loads it into yours")
+        typer.echo(
+            "logits  not run: the file names no network; mptify.load(path, model=...) loads it into yours"
+        )
         return
     result = run_on_fixed_input(file)
-    typer.echo(f"logits  sha256 {result.digest}  {ticket.architecture} on a fixed input of shape {'×'.join(map(str, result.shape))}")
+    typer.echo(
+        f"logits  sha256 {result.digest}  {ticket.architecture} on a fixed input of shape {'×'.join(map(str, result.shape))}"
+    )
     typer.echo("logits  first  " + " ".join(f"{value:.4f}" for value in result.first))

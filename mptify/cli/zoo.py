@@ -15,13 +15,26 @@ _ROWS = Path("zoo/rows.jsonl")
 
 
 def zoo(
-    everything: Annotated[bool, typer.Option("--all", help="Every model of torchvision and timm.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every model of torchvision and timm.")
+    ] = False,
     pattern: Annotated[
-        str | None, typer.Option("--filter", help="Only the models whose name this pattern matches, such as 'timm:vit_*'.")
+        str | None,
+        typer.Option(
+            "--filter",
+            help="Only the models whose name this pattern matches, such as 'timm:vit_*'.",
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes to use.")] = os.cpu_count() or 1,
-    rows: Annotated[Path, typer.Option(help="Where a row per model is kept; a sweep goes on from what it finds there.")] = _ROWS,
-    table: Annotated[Path | None, typer.Option(help="Write the coverage table (Markdown) of all rows.")] = None,
+    rows: Annotated[
+        Path,
+        typer.Option(
+            help="Where a row per model is kept; a sweep goes on from what it finds there."
+        ),
+    ] = _ROWS,
+    table: Annotated[
+        Path | None, typer.Option(help="Write the coverage table (Markdown) of all rows.")
+    ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Check those again that failed.")] = False,
     names: Annotated[bool, typer.Option("--list", help="Print the names and stop.")] = False,
 ) -> None:
@@ -35,14 +48,20 @@ def zoo(
     from mptify.models import registry
     from mptify.tools import zoo_check
 
-    chosen = [entry for entry in registry.all_entries() if pattern is None or _matches(entry, pattern)]
+    chosen = [
+        entry for entry in registry.all_entries() if pattern is None or _matches(entry, pattern)
+    ]
     if not chosen:
-        raise BadConfig(f"--filter {pattern!r} matches no model; `mptify zoo --list` shows all names.")
+        raise BadConfig(
+            f"--filter {pattern!r} matches no model; `mptify zoo --list` shows all names."
+        )
     if names:
         typer.echo("\n".join(str(entry) for entry in chosen))
         return
     if not everything and pattern is None:
-        raise BadConfig("Say which models: --all, or --filter PATTERN, such as --filter 'torchvision:resnet*'.")
+        raise BadConfig(
+            "Say which models: --all, or --filter PATTERN, such as --filter 'torchvision:resnet*'."
+        )
     if table is not None:
         check_writable(table)
     made_before = zoo_check.read_rows(rows)
@@ -76,11 +95,24 @@ def _matches(entry: Any, pattern: str) -> bool:
 
 
 def _sweep(chosen: list[Any], rows: Path, jobs: int, console: Any) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from mptify.tools import zoo_check
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     have = {row["model"] for row in zoo_check.read_rows(rows)}
     left = sum(str(entry) not in have for entry in chosen)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -90,11 +122,17 @@ def _sweep(chosen: list[Any], rows: Path, jobs: int, console: Any) -> None:
             verdict = "ok" if zoo_check.passed(row) else row.get("error") or _failures(row)
             progress.update(task, advance=1, description=row["model"])
             if verdict != "ok" or not console.is_terminal:
-                progress.console.print(f"{row['model']}: {verdict} ({row['seconds']} s)", markup=False)
+                progress.console.print(
+                    f"{row['model']}: {verdict} ({row['seconds']} s)", markup=False
+                )
 
         zoo_check.sweep(chosen, rows, jobs, done)
 
 
 def _failures(row: dict[str, Any]) -> str:
-    failed = [(check, bits, names) for bits, mode in row["modes"].items() for check, names in mode["failed"].items()]
+    failed = [
+        (check, bits, names)
+        for bits, mode in row["modes"].items()
+        for check, names in mode["failed"].items()
+    ]
     return "; ".join(f"{check} in {bits}: {', '.join(names)}" for check, bits, names in failed)

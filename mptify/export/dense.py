@@ -25,10 +25,14 @@ class Dense(ExportTarget):
     def make(self, ticket: Ticket, model: nn.Module, images: Tensor) -> Artifact:
         if ticket.config.activation_bits == 1:
             bits = ticket.config.bits
-            raise MptifyError(f"A ticket of {bits} bits has signs where its dense network has activations; --to onnx keeps them.")
+            raise MptifyError(
+                f"A ticket of {bits} bits has signs where its dense network has activations; --to onnx keeps them."
+            )
         assert ticket.architecture is not None
         with InitMode("constant"):
-            network = registry.build(registry.resolve(str(ticket.architecture)), **ticket.architecture.arguments).eval()
+            network = registry.build(
+                registry.resolve(str(ticket.architecture)), **ticket.architecture.arguments
+            ).eval()
         state = _state_for(network, model)
         network.load_state_dict(state)
         return Artifact(safetensors.torch.save(state, {"format": "pt"}), network)
@@ -40,7 +44,9 @@ def _state_for(network: nn.Module, model: nn.Module) -> dict[str, Tensor]:
     ours, layers = model.state_dict(), {}
     for layer in ticket_layers(model).values():
         own = layer.ticket_name
-        layers[own if isinstance(layer, TicketParameter) else f"{own}.{layer.weight_name}".lstrip(".")] = layer
+        layers[
+            own if isinstance(layer, TicketParameter) else f"{own}.{layer.weight_name}".lstrip(".")
+        ] = layer
     for name, tensor in network.state_dict().items():
         layer = layers.get(name)
         if layer is not None:
@@ -50,8 +56,12 @@ def _state_for(network: nn.Module, model: nn.Module) -> dict[str, Tensor]:
         elif name.endswith("bias"):
             found[name] = torch.zeros_like(tensor)
         else:
-            raise MptifyError(f"{name}: the ticket has nothing to put there; its network is not the dense one with other weights.")
+            raise MptifyError(
+                f"{name}: the ticket has nothing to put there; its network is not the dense one with other weights."
+            )
     extra = [name for name in ours if name.endswith("running_mean") and name not in found]
     if extra:
-        raise MptifyError(f"{extra[0].rpartition('.')[0]}: the ticket's network has a norm that the dense one lacks; --to onnx keeps it.")
+        raise MptifyError(
+            f"{extra[0].rpartition('.')[0]}: the ticket's network has a norm that the dense one lacks; --to onnx keeps it."
+        )
     return found

@@ -34,7 +34,9 @@ class Onnx(ExportTarget):
             import onnxruntime
             import onnxscript  # noqa: F401
         except ImportError:
-            raise MptifyError('ONNX needs its libraries: pip install "mptify[onnx]", or in a clone pip install ".[onnx]".') from None
+            raise MptifyError(
+                'ONNX needs its libraries: pip install "mptify[onnx]", or in a clone pip install ".[onnx]".'
+            ) from None
         with tempfile.TemporaryDirectory() as folder, _sums_as_they_are(model):
             path = Path(folder) / "ticket.onnx"
             to_onnx(model, images, path, dynamic=True)
@@ -42,7 +44,9 @@ class Onnx(ExportTarget):
             session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
         def run(some: Tensor) -> Tensor:
-            return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: some.numpy()})[0])
+            return torch.from_numpy(
+                session.run(None, {session.get_inputs()[0].name: some.numpy()})[0]
+            )
 
         return Artifact(data, run)
 
@@ -73,4 +77,12 @@ def to_onnx(model: nn.Module, images: Tensor, path: Path, *, dynamic: bool) -> N
     shapes = ({0: torch.export.Dim("batch", min=1, max=1 << 20)},) if dynamic else None
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        torch.onnx.export(model, (images,), str(path), dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False)
+        torch.onnx.export(
+            model,
+            (images,),
+            str(path),
+            dynamo=True,
+            dynamic_shapes=shapes,
+            external_data=False,
+            verbose=False,
+        )

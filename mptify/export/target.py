@@ -85,17 +85,28 @@ def export(path: str | Path, to: str, out: str | Path | None = None) -> Exported
     ticket = read(path)
     image = example_of(ticket)
     if ticket.architecture is None:
-        raise MptifyError(f"{path}: holds a ticket of a model that no registry knows; only named networks can be exported.")
+        raise MptifyError(
+            f"{path}: holds a ticket of a model that no registry knows; only named networks can be exported."
+        )
     if image is None:
-        raise MptifyError(f"{path}: {ticket.architecture} does not take one image at a time, and can't be exported.")
+        raise MptifyError(
+            f"{path}: {ticket.architecture} does not take one image at a time, and can't be exported."
+        )
     # Numbers whose sums are the same in any order: a first layer's sum that is rounded otherwise may have another sign.
-    images = torch.randint(-24, 25, (2, *image.shape[1:]), generator=torch.Generator().manual_seed(0)) / 8
+    images = (
+        torch.randint(-24, 25, (2, *image.shape[1:]), generator=torch.Generator().manual_seed(0))
+        / 8
+    )
     model = load(path)
     artifact = target.make(ticket, model, images)
     # Another number of images too: a file must not remember how many it was made with.
-    difference = max(_difference(model, artifact.run, some) for some in (images, torch.cat([images, images[:1]])))
+    difference = max(
+        _difference(model, artifact.run, some) for some in (images, torch.cat([images, images[:1]]))
+    )
     if not difference <= TOLERANCE:
-        raise MptifyError(f"{path}: what was exported gives other outputs than the ticket (by {difference:.1e} of the largest); not kept.")
+        raise MptifyError(
+            f"{path}: what was exported gives other outputs than the ticket (by {difference:.1e} of the largest); not kept."
+        )
     write_whole(out, artifact.data)
     return Exported(out, len(artifact.data), difference)
 

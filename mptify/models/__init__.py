@@ -20,7 +20,17 @@ __all__ = [
 ]  # fmt: skip
 
 TIMM_PREFIX = "mptify_"  # of our networks in timm, see `mptify.models.in_timm`
-_ALL = (conv2, conv4, conv6, conv8, vgg_small, resnet18_cifar, resnet20_cifar, resnet56_cifar, wide_resnet34_2)
+_ALL = (
+    conv2,
+    conv4,
+    conv6,
+    conv8,
+    vgg_small,
+    resnet18_cifar,
+    resnet20_cifar,
+    resnet56_cifar,
+    wide_resnet34_2,
+)
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for builder in _ALL}
 
@@ -28,7 +38,9 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for b
 def is_known(name: str) -> bool:
     """Whether `build` knows this name: a builder's, with `_x1.25` behind it for one that is 1.25 times as wide."""
     base, width = _parts(name)
-    return base in BUILDERS and (width is None or (_has_width(base) and math.isfinite(width) and 0.01 <= width <= 64))
+    return base in BUILDERS and (
+        width is None or (_has_width(base) and math.isfinite(width) and 0.01 <= width <= 64)
+    )
 
 
 def build(name: str, **arguments: Any) -> nn.Module:

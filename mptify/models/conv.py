@@ -10,7 +10,14 @@ __all__ = ["ConvN", "conv2", "conv4", "conv6", "conv8"]
 class ConvN(nn.Module):
     """Pairs of 3×3 convs with 64, 128, 256, 512 channels, each pair followed by a max-pool; then three linear layers."""
 
-    def __init__(self, depth: int, width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32):
+    def __init__(
+        self,
+        depth: int,
+        width: float = 1.0,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        input_size: int = 32,
+    ):
         super().__init__()
         layers: list[nn.Module] = []
         channels = in_chans
@@ -22,7 +29,9 @@ class ConvN(nn.Module):
             layers.append(nn.MaxPool2d(2))
         side = input_size // 2 ** (depth // 2)
         if side < 1:
-            raise ValueError(f"images of {input_size} pixels are too small for {depth // 2} max-pools")
+            raise ValueError(
+                f"images of {input_size} pixels are too small for {depth // 2} max-pools"
+            )
         hidden = max(1, round(256 * width))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
@@ -34,7 +43,9 @@ class ConvN(nn.Module):
             nn.Linear(hidden, num_classes, bias=False),
         )
         self.num_classes = num_classes
-        for layer in self.modules():  # appendix A, for trained weights too; torch's own start is smaller, and learns later
+        for layer in (
+            self.modules()
+        ):  # appendix A, for trained weights too; torch's own start is smaller, and learns later
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
@@ -42,21 +53,29 @@ class ConvN(nn.Module):
         return self.classifier(self.features(images))
 
 
-def conv2(width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32) -> ConvN:
+def conv2(
+    width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32
+) -> ConvN:
     """Two convs and three linear layers."""
     return ConvN(2, width, num_classes, in_chans, input_size)
 
 
-def conv4(width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32) -> ConvN:
+def conv4(
+    width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32
+) -> ConvN:
     """Four convs and three linear layers."""
     return ConvN(4, width, num_classes, in_chans, input_size)
 
 
-def conv6(width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32) -> ConvN:
+def conv6(
+    width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32
+) -> ConvN:
     """Six convs and three linear layers."""
     return ConvN(6, width, num_classes, in_chans, input_size)
 
 
-def conv8(width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32) -> ConvN:
+def conv8(
+    width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32
+) -> ConvN:
     """Eight convs and three linear layers."""
     return ConvN(8, width, num_classes, in_chans, input_size)

@@ -12,7 +12,9 @@ from torch import nn
 from mptify.errors import BadConfig
 from mptify.models import BUILDERS, TIMM_PREFIX
 
-default_cfgs: dict[str, dict[str, Any]] = {}  # where timm looks for what a model of this module expects of its images
+default_cfgs: dict[
+    str, dict[str, Any]
+] = {}  # where timm looks for what a model of this module expects of its images
 
 Builder = Callable[..., nn.Module]
 
@@ -27,18 +29,32 @@ def _register() -> None:
 
 def _expected(builder: Builder) -> dict[str, Any]:
     """What timm calls a pretrained_cfg; ours have no weights, but say how images should look."""
-    usual = {name: parameter.default for name, parameter in inspect.signature(builder).parameters.items()}
+    usual = {
+        name: parameter.default for name, parameter in inspect.signature(builder).parameters.items()
+    }
     size = usual["input_size"]
-    config: dict[str, Any] = {"url": "", "num_classes": usual["num_classes"], "input_size": (usual["in_chans"], size, size)}
-    if size == 32:  # CIFAR-10's colours, and nothing is cut off; else ImageNet's, which are timm's defaults
-        config |= {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
+    config: dict[str, Any] = {
+        "url": "",
+        "num_classes": usual["num_classes"],
+        "input_size": (usual["in_chans"], size, size),
+    }
+    if (
+        size == 32
+    ):  # CIFAR-10's colours, and nothing is cut off; else ImageNet's, which are timm's defaults
+        config |= {
+            "mean": (0.4914, 0.4822, 0.4465),
+            "std": (0.2470, 0.2435, 0.2616),
+            "crop_pct": 1.0,
+        }
     return config
 
 
 def _entrypoint(name: str, builder: Builder) -> Builder:
     def create(pretrained: bool = False, **settings: Any) -> nn.Module:
         if pretrained:
-            raise BadConfig(f"{name}: there are no pretrained weights of this network; omit pretrained=True.")
+            raise BadConfig(
+                f"{name}: there are no pretrained weights of this network; omit pretrained=True."
+            )
         if settings.get("features_only"):
             raise BadConfig(f"{name}: this network gives logits only; omit features_only=True.")
         if settings.get("num_classes") == 0:

@@ -22,7 +22,20 @@ _DRAWS = {
     "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_",
 }  # fmt: skip
 _DRAWS_LIKE = {"rand_like": torch.rand, "randn_like": torch.randn}
-_VIEWS = {"data", "detach", "view", "view_as", "reshape", "flatten", "t", "transpose", "permute", "unsqueeze", "squeeze", "__getitem__"}
+_VIEWS = {
+    "data",
+    "detach",
+    "view",
+    "view_as",
+    "reshape",
+    "flatten",
+    "t",
+    "transpose",
+    "permute",
+    "unsqueeze",
+    "squeeze",
+    "__getitem__",
+}
 _LOOKS = {
     "shape", "size", "dim", "ndim", "numel", "dtype", "device", "layout", "stride", "requires_grad", "requires_grad_", "grad", "grad_fn",
     "is_leaf", "is_meta", "is_cuda", "is_sparse", "is_floating_point", "is_complex", "is_contiguous", "element_size", "storage_offset",
@@ -48,18 +61,28 @@ class InitMode(TorchFunctionMode):
         self.weights = weights
         self.read_blank = False
         self._generator = torch.Generator().manual_seed(seed)
-        self._views: dict[int, Tensor] = {}  # of parameters; held, so that no other tensor can get their ids
+        self._views: dict[
+            int, Tensor
+        ] = {}  # of parameters; held, so that no other tensor can get their ids
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         name = _name(function)
         target = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), None)
         of_parameter = target is not None and self._is_parameter(target)
         if target is not None and of_parameter and _writes(name):
             if self.weights == "blank":
-                self.read_blank |= any(self._is_parameter(one) for one in _tensors(args, kwargs) if one is not target)
+                self.read_blank |= any(
+                    self._is_parameter(one) for one in _tensors(args, kwargs) if one is not target
+                )
                 return target if name != "__setitem__" else None
-            if self.weights == "constant" and (name in _DRAWS or _is_initializer(function)) and target.numel() >= _LARGE:
+            if (
+                self.weights == "constant"
+                and (name in _DRAWS or _is_initializer(function))
+                and target.numel() >= _LARGE
+            ):
                 with torch.no_grad():
                     return target.fill_(0.01)
         if self.weights == "blank" and name not in _VIEWS | _LOOKS:
@@ -77,7 +100,11 @@ class InitMode(TorchFunctionMode):
             like, rest = args[0], {"dtype": args[0].dtype, "device": args[0].device} | kwargs
             function, args, kwargs = _DRAWS_LIKE[name], (like.shape,), rest
             name = function.__name__
-        if (name in _DRAWS or _is_initializer(function)) and kwargs.get("generator") is None and _on_cpu(args, kwargs):
+        if (
+            (name in _DRAWS or _is_initializer(function))
+            and kwargs.get("generator") is None
+            and _on_cpu(args, kwargs)
+        ):
             kwargs["generator"] = self._generator
         result = function(*args, **kwargs)
         return self._as_float32(result, args, kwargs)
@@ -85,7 +112,12 @@ class InitMode(TorchFunctionMode):
     def _as_float32(self, result: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What is of torch's default type because nobody asked for another."""
         default = torch.get_default_dtype()
-        if default == torch.float32 or not isinstance(result, Tensor) or result.dtype != default or kwargs.get("dtype") is not None:
+        if (
+            default == torch.float32
+            or not isinstance(result, Tensor)
+            or result.dtype != default
+            or kwargs.get("dtype") is not None
+        ):
             return result
         if any(one.dtype == default for one in _tensors(args, kwargs)) or default in args:
             return result
@@ -101,18 +133,26 @@ def _name(function: Any) -> str:
 def _writes(name: str) -> bool:
     """Whether a function changes its first tensor in place."""
     if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__invert__", "__int__", "__iter__"))
+        return name == "__setitem__" or (
+            name.startswith("__i")
+            and name not in ("__index__", "__invert__", "__int__", "__iter__")
+        )
     return name.endswith("_") and name not in _LOOKS
 
 
 def _is_initializer(function: Any) -> bool:
-    return getattr(function, "__module__", "") == "torch.nn.init" and "generator" in inspect.signature(function).parameters
+    return (
+        getattr(function, "__module__", "") == "torch.nn.init"
+        and "generator" in inspect.signature(function).parameters
+    )
 
 
 def _on_cpu(args: tuple, kwargs: dict[str, Any]) -> bool:
     """The generator is a CPU's; `meta` draws nothing."""
     asked = kwargs.get("device")
-    given = [one.device for one in _tensors(args, kwargs)] or [torch.device(asked) if asked is not None else torch.get_default_device()]
+    given = [one.device for one in _tensors(args, kwargs)] or [
+        torch.device(asked) if asked is not None else torch.get_default_device()
+    ]
     return all(device.type == "cpu" for device in given)
 
 

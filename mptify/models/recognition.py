@@ -30,7 +30,11 @@ def recognize_timm(model: nn.Module) -> Architecture | None:
     if channels not in (None, config.get("input_size", (3,))[0]):
         arguments["in_chans"] = channels
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    if isinstance(size, tuple) and size != tuple(config.get("input_size", ())[1:]) and size[0] == size[-1]:
+    if (
+        isinstance(size, tuple)
+        and size != tuple(config.get("input_size", ())[1:])
+        and size[0] == size[-1]
+    ):
         arguments["input_size"] = size[0]
     return Architecture("timm", name, arguments)
 

@@ -17,7 +17,17 @@ from torch import Tensor, nn
 from mptify import models
 from mptify.errors import BadConfig, UnknownModel, first_line
 
-__all__ = ["Architecture", "Entry", "all_entries", "build", "example_inputs", "hub_task", "resolve", "tensors_in", "training_loss"]
+__all__ = [
+    "Architecture",
+    "Entry",
+    "all_entries",
+    "build",
+    "example_inputs",
+    "hub_task",
+    "resolve",
+    "tensors_in",
+    "training_loss",
+]
 
 _SOURCES = ("torchvision", "timm", "mptify")
 
@@ -44,7 +54,9 @@ def _names(source: str) -> tuple[str, ...]:
         return tuple(models.BUILDERS)
     import timm
 
-    return tuple(name for name in timm.list_models() if not name.startswith(models.TIMM_PREFIX))  # ours are registered there too
+    return tuple(
+        name for name in timm.list_models() if not name.startswith(models.TIMM_PREFIX)
+    )  # ours are registered there too
 
 
 def all_entries() -> list[Entry]:
@@ -68,21 +80,31 @@ def resolve(text: str) -> Entry:
     """`timm:resnet18`, `torchvision:resnet18`, `mptify:conv4`, or a bare name, for which torchvision is asked first."""
     source, colon, name = text.rpartition(":")
     if colon and source not in _SOURCES:
-        raise UnknownModel(f"{text}: {source!r} is no source of models; write {' or '.join(f'{one}:{name}' for one in _SOURCES)}.")
+        raise UnknownModel(
+            f"{text}: {source!r} is no source of models; write {' or '.join(f'{one}:{name}' for one in _SOURCES)}."
+        )
     if not colon and name in _names("torchvision"):  # without waiting for timm's import
         return Entry("torchvision", name, shadowed=_timm_defines(name))
     ours = name.removeprefix(models.TIMM_PREFIX)
     if source in ("", "timm") and ours != name and models.is_known(ours):
         return Entry("mptify", ours)
     sources = (source,) if colon else _SOURCES
-    if "mptify" in sources and models.is_known(name):  # timm has none of these names, and need not be imported to say so
+    if "mptify" in sources and models.is_known(
+        name
+    ):  # timm has none of these names, and need not be imported to say so
         return Entry("mptify", name)
     for one in sources:
         if name in _names(one):
             return Entry(one, name)
-    known = {other: f"{one}:{other}" if colon else other for one in sources for other in _names(one)}
+    known = {
+        other: f"{one}:{other}" if colon else other for one in sources for other in _names(one)
+    }
     near = [known[other] for other in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
-    hint = f"the nearest names are {', '.join(near)}" if near else "`mptify zoo --list` shows all names"
+    hint = (
+        f"the nearest names are {', '.join(near)}"
+        if near
+        else "`mptify zoo --list` shows all names"
+    )
     raise UnknownModel(f"There is no model {text!r}; {hint}.")
 
 
@@ -95,9 +117,19 @@ def _timm_defines(name: str) -> bool:
     return any(f"\ndef {name}(" in path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
 
 
-def build(entry: Entry, *, num_classes: int | None = None, in_chans: int | None = None, input_size: int | None = None) -> nn.Module:
+def build(
+    entry: Entry,
+    *,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    input_size: int | None = None,
+) -> nn.Module:
     """The network, with fresh weights on the current default device; nothing is downloaded."""
-    for setting, value in {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}.items():
+    for setting, value in {
+        "num_classes": num_classes,
+        "in_chans": in_chans,
+        "input_size": input_size,
+    }.items():
         if value is not None and value < 1:
             raise BadConfig(f"{setting}={value}: at least 1 is needed.")
     try:
@@ -109,15 +141,23 @@ def build(entry: Entry, *, num_classes: int | None = None, in_chans: int | None 
     except (AssertionError, ValueError) as error:
         if input_size is None:
             raise
-        raise BadConfig(f"{entry} can't be built for images of {input_size} pixels ({first_line(error)}).") from error
+        raise BadConfig(
+            f"{entry} can't be built for images of {input_size} pixels ({first_line(error)})."
+        ) from error
 
 
-def _build_ours(entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None) -> nn.Module:
+def _build_ours(
+    entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None
+) -> nn.Module:
     given = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
-    return models.build(entry.name, **{key: value for key, value in given.items() if value is not None})
+    return models.build(
+        entry.name, **{key: value for key, value in given.items() if value is not None}
+    )
 
 
-def _build_timm(entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None) -> nn.Module:
+def _build_timm(
+    entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None
+) -> nn.Module:
     import timm
 
     options: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
@@ -130,7 +170,9 @@ def _build_timm(entry: Entry, num_classes: int | None, in_chans: int | None, inp
         return timm.create_model(entry.name, **options)
 
 
-def _build_torchvision(entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None) -> nn.Module:
+def _build_torchvision(
+    entry: Entry, num_classes: int | None, in_chans: int | None, input_size: int | None
+) -> nn.Module:
     import torchvision
 
     builder = torchvision.models.get_model_builder(entry.name)
@@ -139,12 +181,18 @@ def _build_torchvision(entry: Entry, num_classes: int | None, in_chans: int | No
     if "weights_backbone" in parameters:
         options["weights_backbone"] = None
     if entry.name.removeprefix("quantized_") in ("googlenet", "inception_v3"):
-        options["init_weights"] = False  # their own takes half a minute, and surgery draws the weights anew
+        options["init_weights"] = (
+            False  # their own takes half a minute, and surgery draws the weights anew
+        )
     if num_classes is not None:
         options["num_classes"] = num_classes
     if input_size is not None and entry.name.startswith("vit_"):
         options["image_size"] = input_size
-    if input_size is not None and torchvision_kind(entry.name) == "detection" and not entry.name.startswith("ssd"):
+    if (
+        input_size is not None
+        and torchvision_kind(entry.name) == "detection"
+        and not entry.name.startswith("ssd")
+    ):
         options |= {"min_size": input_size, "max_size": 2 * input_size}
     model = builder(**options)
     if in_chans not in (None, 3):
@@ -154,9 +202,13 @@ def _build_torchvision(entry: Entry, num_classes: int | None, in_chans: int | No
 
 def _widen_input_(model: nn.Module, in_chans: int) -> None:
     """Give the first conv another number of input channels, as timm's builders do by `in_chans`."""
-    name, first = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd))
+    name, first = next(
+        (n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)
+    )
     keys = ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
-    fresh = type(first)(in_chans, **{key: getattr(first, key) for key in keys}, bias=first.bias is not None)
+    fresh = type(first)(
+        in_chans, **{key: getattr(first, key) for key in keys}, bias=first.bias is not None
+    )
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, fresh)
 
@@ -164,7 +216,9 @@ def _widen_input_(model: nn.Module, in_chans: int) -> None:
 # -- something to run them on ----------------------------------------------------------------------------------------------
 
 
-def example_inputs(entry: Entry, model: nn.Module, size: int | None = None, in_chans: int = 3) -> tuple[Any, ...]:
+def example_inputs(
+    entry: Entry, model: nn.Module, size: int | None = None, in_chans: int = 3
+) -> tuple[Any, ...]:
     """Arguments for one forward pass on a batch of four, as small as the network allows (or of `size` pixels)."""
     generator = torch.Generator().manual_seed(0)
 
@@ -174,7 +228,9 @@ def example_inputs(entry: Entry, model: nn.Module, size: int | None = None, in_c
     if entry.source == "mptify":
         return (images(4, in_chans, size or 32, size or 32),)
     if entry.source == "timm":
-        config: Any = getattr(model, "pretrained_cfg", None) or {}  # networks of other packages may lack it
+        config: Any = (
+            getattr(model, "pretrained_cfg", None) or {}
+        )  # networks of other packages may lack it
         channels, height, width = config.get("input_size", (3, 224, 224))
         return (images(4, in_chans if in_chans != 3 else channels, size or height, size or width),)
     kind = torchvision_kind(entry.name)
@@ -212,7 +268,12 @@ def hub_task(entry: Entry) -> str | None:
     if entry.source != "torchvision":
         return "image-classification"
     kind = torchvision_kind(entry.name)
-    tasks = {"detection": "object-detection", "segmentation": "image-segmentation", "video": "video-classification", "optical_flow": None}
+    tasks = {
+        "detection": "object-detection",
+        "segmentation": "image-segmentation",
+        "video": "video-classification",
+        "optical_flow": None,
+    }
     return tasks.get(kind, "image-classification")
 
 

@@ -30,12 +30,18 @@ class ResNet(nn.Module):
         stages = []
         before = channels[0]  # the stem's
         for number, (wide, count) in enumerate(zip(channels, blocks, strict=True)):
-            first = BasicBlock(before, wide, stride=2, downsample=shortcut(before, wide)) if number else BasicBlock(before, wide)
+            first = (
+                BasicBlock(before, wide, stride=2, downsample=shortcut(before, wide))
+                if number
+                else BasicBlock(before, wide)
+            )
             stages.append(nn.Sequential(first, *(BasicBlock(wide, wide) for _ in range(count - 1))))
             before = wide
         self.stem = stem
         self.stages = nn.Sequential(*stages)
-        self.classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_classes))
+        self.classifier = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_classes)
+        )
         self.num_classes = num_classes
         for layer in self.modules():  # appendix A, for trained weights too
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
@@ -63,7 +69,9 @@ def _projected(before: int, after: int) -> nn.Module:
 
 def _small(blocks: int, num_classes: int, in_chans: int) -> ResNet:
     """The CIFAR networks of He et al.: three stages of 16, 32 and 64 channels."""
-    stem = nn.Sequential(nn.Conv2d(in_chans, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+    stem = nn.Sequential(
+        nn.Conv2d(in_chans, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)
+    )
     return ResNet(stem, (16, 32, 64), (blocks,) * 3, Padded, num_classes)
 
 

@@ -13,7 +13,9 @@ class VGGSmall(nn.Module):
     Every second conv is max-pooled before its norm, the order that a sign in the place of the ReLU needs anyway.
     """
 
-    def __init__(self, width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32):
+    def __init__(
+        self, width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32
+    ):
         super().__init__()
         side = input_size // 8
         if side < 1:
@@ -28,7 +30,9 @@ class VGGSmall(nn.Module):
                 layers += [nn.BatchNorm2d(wide), nn.ReLU()]
                 channels = wide
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, num_classes, bias=False))
+        self.classifier = nn.Sequential(
+            nn.Flatten(), nn.Linear(channels * side * side, num_classes, bias=False)
+        )
         self.num_classes = num_classes
         for layer in self.modules():  # appendix A, for trained weights too
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
@@ -38,6 +42,8 @@ class VGGSmall(nn.Module):
         return self.classifier(self.features(images))
 
 
-def vgg_small(width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32) -> VGGSmall:
+def vgg_small(
+    width: float = 1.0, num_classes: int = 10, in_chans: int = 3, input_size: int = 32
+) -> VGGSmall:
     """Six convs with norms and one linear layer; 4.66 M weights at width 1."""
     return VGGSmall(width, num_classes, in_chans, input_size)

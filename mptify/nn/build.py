@@ -13,7 +13,10 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("nn/csrc/ticket.cpp", "runtime/csrc/packed.cpp")  # in the package; a library lies beside its source
+SOURCES = (
+    "nn/csrc/ticket.cpp",
+    "runtime/csrc/packed.cpp",
+)  # in the package; a library lies beside its source
 FLAGS = [
     "-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off",  # a product is rounded before something is added to it, as torch does it
@@ -37,7 +40,11 @@ def open_library(source: Path, edition_of: str, edition: int) -> ctypes.CDLL | N
 def build(source: Path) -> Path | None:
     """Compile a source beside itself; None where no compiler could."""
     given = os.environ.get("CXX")
-    compilers = [shlex.split(given)] if given else [[name] for name in ("c++", "g++", "clang++") if shutil.which(name)]
+    compilers = (
+        [shlex.split(given)]
+        if given
+        else [[name] for name in ("c++", "g++", "clang++") if shutil.which(name)]
+    )
     target = library_of(source)
     scratch = target.with_name(f"{target.name}.{os.getpid()}.new")
     try:
@@ -65,12 +72,20 @@ def get_build_hook() -> Any:
             if self.target_name != "wheel":
                 return
             package = Path(self.root) / "mptify"
-            libraries = [library for library in (build(package / source) for source in SOURCES) if library]
+            libraries = [
+                library for library in (build(package / source) for source in SOURCES) if library
+            ]
             if not libraries:
-                self.app.display_warning("No C++ compiler was found: searches will be slower, and tickets run as float32 networks only.")
+                self.app.display_warning(
+                    "No C++ compiler was found: searches will be slower, and tickets run as float32 networks only."
+                )
                 return
-            build_data["artifacts"] += [library.relative_to(self.root).as_posix() for library in libraries]
+            build_data["artifacts"] += [
+                library.relative_to(self.root).as_posix() for library in libraries
+            ]
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"  # any Python can load it
+            build_data["tag"] = (
+                f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"  # any Python can load it
+            )
 
     return NativeBuildHook

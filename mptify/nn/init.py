@@ -88,7 +88,9 @@ def score_levels(seed: int, layer: str, count: int) -> Iterator[np.ndarray]:
     for start in range(0, count, LEVEL_BLOCK):
         words = generator.random_raw(LEVEL_BLOCK // 2).astype("<u8", copy=False)
         top = words.view(np.uint8)[3::4][: count - start]
-        yield (top ^ ((top >> 7) - np.uint8(1))) & np.uint8(127)  # negative ones count down from 127
+        yield (top ^ ((top >> 7) - np.uint8(1))) & np.uint8(
+            127
+        )  # negative ones count down from 127
 
 
 def standard_deviation(fan_in: int, prune: float, gain: float = KAIMING_GAIN) -> float:
@@ -127,7 +129,9 @@ def signed_constant(draw: Draw) -> np.ndarray:
     return np.full(draw.count, draw.std, np.float32)
 
 
-def frozen_weight(seed: int, layer: str, shape: tuple[int, ...], scheme: str, std: float) -> np.ndarray:
+def frozen_weight(
+    seed: int, layer: str, shape: tuple[int, ...], scheme: str, std: float
+) -> np.ndarray:
     """The frozen weights of one layer (float32), in row-major order of `shape`: signs from their own stream, times the
     magnitudes that the init scheme of this name draws.
 
@@ -139,9 +143,13 @@ def frozen_weight(seed: int, layer: str, shape: tuple[int, ...], scheme: str, st
     draw = Draw(seed, layer, math.prod(shape), std)
     values = np.ascontiguousarray(init_schemes[scheme](draw), np.float32)
     if values.shape != (draw.count,) or not (values >= 0).all():
-        raise BadConfig(f"{layer}: the init scheme {scheme!r} has to return {draw.count} magnitudes, none of them negative.")
+        raise BadConfig(
+            f"{layer}: the init scheme {scheme!r} has to return {draw.count} magnitudes, none of them negative."
+        )
     bits = values.view(np.uint32)
-    bits ^= signs(seed, layer, draw.count).astype(np.uint32) << np.uint32(31)  # the sign bit of a float32
+    bits ^= signs(seed, layer, draw.count).astype(np.uint32) << np.uint32(
+        31
+    )  # the sign bit of a float32
     return values.reshape(shape)
 
 

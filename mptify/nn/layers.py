@@ -271,10 +271,14 @@ class Ticketed:
             return topk.Selection(self._load(), self.fixed_gain)
         if torch.compiler.is_exporting():  # exports the selection that `eval()` has made
             if self._selection is None:
-                raise CannotConvert(f"{self.ticket_name}: call eval() on the model before exporting it, so that its mask is settled.")
+                raise CannotConvert(
+                    f"{self.ticket_name}: call eval() on the model before exporting it, so that its mask is settled."
+                )
         elif torch.compiler.is_compiling() and self.threshold is None:
             scaled = not self.scales_output
-            return topk.traceable_select(self.scores, self.frozen, self.kept, self.weight_bits, scaled)
+            return topk.traceable_select(
+                self.scores, self.frozen, self.kept, self.weight_bits, scaled
+            )
         elif torch.compiler.is_compiling():
             torch.compiler.disable(self.refresh_)()
         else:
@@ -285,7 +289,9 @@ class Ticketed:
     def _straight_through(self, weight: Tensor, gain: Tensor, unscaled: bool) -> Tensor:
         if self.state is not WeightState.SEARCHING:
             return weight
-        return topk.straight_through_weight(self.scores, self.frozen, weight, gain, self.score_grad, unscaled)
+        return topk.straight_through_weight(
+            self.scores, self.frozen, weight, gain, self.score_grad, unscaled
+        )
 
     def refresh_(self) -> None:
         """Recompute mask and gain if the scores, or how many to keep, have changed."""
@@ -301,7 +307,11 @@ class Ticketed:
             reuse = {"out": self._selection.weight.detach(), "hint": self._selection.hint}
         with torch.inference_mode(False):
             bits, scaled = self.weight_bits, not self.scales_output
-            self._remember(topk.select(self.scores, self.frozen, self.kept, weight_bits=bits, scaled=scaled, **reuse))
+            self._remember(
+                topk.select(
+                    self.scores, self.frozen, self.kept, weight_bits=bits, scaled=scaled, **reuse
+                )
+            )
 
     def is_fresh(self) -> bool:
         """Whether the mask belongs to the scores as they are now."""
@@ -333,7 +343,9 @@ class Ticketed:
     def set_prune_(self, prune: float) -> None:
         """Remove another fraction of the weights from now on (a step of a prune schedule)."""
         if self.state is not WeightState.SEARCHING:
-            raise BadConfig(f"{self.ticket_name}: was loaded from a file, without the scores that say which weights to remove.")
+            raise BadConfig(
+                f"{self.ticket_name}: was loaded from a file, without the scores that say which weights to remove."
+            )
         if self.threshold is not None:
             self.threshold.set_prune_(prune)
         else:
@@ -628,7 +640,9 @@ class TicketParameter(Ticketed, nn.Module):
 
     bias = None
 
-    def __init__(self, parameter: Tensor, config: TicketConfig, *, name: str, fan_in: int, axis: int = -1):
+    def __init__(
+        self, parameter: Tensor, config: TicketConfig, *, name: str, fan_in: int, axis: int = -1
+    ):
         super().__init__()
         self._set_up(parameter, config, name, fan_in)
         self.channel_axis = axis

@@ -9,7 +9,9 @@ from torch import fx
 __all__ = ["recorded_call"]
 
 
-def recorded_call(module: Any, args: tuple, kwargs: dict[str, Any], *tensors: Any) -> fx.Proxy | None:
+def recorded_call(
+    module: Any, args: tuple, kwargs: dict[str, Any], *tensors: Any
+) -> fx.Proxy | None:
     """Record a call of `module` as one node if an fx tracer runs it; otherwise return None.
 
     A tracer passes proxies for the network's inputs. Where the call's arguments are constants, it

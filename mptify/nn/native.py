@@ -15,11 +15,23 @@ from torch import Tensor
 
 from mptify.nn.build import open_library
 
-__all__ = ["NO_HINT", "Hint", "can_map", "can_select", "library", "score_gradient", "select", "sign", "sign_gradient"]
+__all__ = [
+    "NO_HINT",
+    "Hint",
+    "can_map",
+    "can_select",
+    "library",
+    "score_gradient",
+    "select",
+    "sign",
+    "sign_gradient",
+]
 
 _EDITION = 2
 _KINDS = {True: 0, False: 1, "weights": 2}  # gain · M ⊙ B, M ⊙ B, M ⊙ W
-_LEAST_REACH = 1 << 13  # in units of the last place: a change by 0.1 %, which holds a thousandth of the scores
+_LEAST_REACH = (
+    1 << 13
+)  # in units of the last place: a change by 0.1 %, which holds a thousandth of the scores
 
 
 class Hint(NamedTuple):
@@ -33,12 +45,22 @@ NO_HINT = Hint(0, 0)
 
 
 def _load() -> ctypes.CDLL | None:
-    found = open_library(Path(__file__).with_name("csrc") / "ticket.cpp", "mptify_edition", _EDITION)
+    found = open_library(
+        Path(__file__).with_name("csrc") / "ticket.cpp", "mptify_edition", _EDITION
+    )
     if found is None:
         return None
     address, count, number, bits = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint32
     found.mptify_select.restype = bits
-    found.mptify_select.argtypes = [address] * 3 + [count, count, number, bits, bits, number, ctypes.POINTER(ctypes.c_float)]
+    found.mptify_select.argtypes = [address] * 3 + [
+        count,
+        count,
+        number,
+        bits,
+        bits,
+        number,
+        ctypes.POINTER(ctypes.c_float),
+    ]
     for function in (found.mptify_score_gradient, found.mptify_sign, found.mptify_sign_gradient):
         function.restype = None
     found.mptify_sign.argtypes = [address] * 2 + [count, number]
@@ -56,7 +78,10 @@ def can_select(values: Tensor, weight: Tensor) -> bool:
         library is not None
         and not torch.compiler.is_compiling()
         and type(values) in (Tensor, torch.nn.Parameter)
-        and all(one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous() for one in (values, weight))
+        and all(
+            one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous()
+            for one in (values, weight)
+        )
         and values.shape == weight.shape
         and 0 < values.numel() < 2**31
     )
@@ -67,18 +92,33 @@ def can_map(*values: Tensor) -> bool:
     return (
         library is not None
         and not torch.compiler.is_compiling()
-        and all(type(one) is Tensor and one.device.type == "cpu" and one.dtype == torch.float32 for one in values)
-        and all(one.stride() == values[0].stride() and one.shape == values[0].shape for one in values)
+        and all(
+            type(one) is Tensor and one.device.type == "cpu" and one.dtype == torch.float32
+            for one in values
+        )
+        and all(
+            one.stride() == values[0].stride() and one.shape == values[0].shape for one in values
+        )
         and torch.ops.aten.is_non_overlapping_and_dense(values[0])
     )
 
 
-def select(scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | str, hint: Hint) -> tuple[float, Hint]:
+def select(
+    scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | str, hint: Hint
+) -> tuple[float, Hint]:
     """Write the effective weight into `out`; returns the gain, and a hint for the next time."""
     assert library is not None
     gain = ctypes.c_float()
     threshold = library.mptify_select(
-        scores.data_ptr(), weight.data_ptr(), out.data_ptr(), scores.numel(), kept, _KINDS[kind], *hint, torch.get_num_threads(), gain
+        scores.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        scores.numel(),
+        kept,
+        _KINDS[kind],
+        *hint,
+        torch.get_num_threads(),
+        gain,
     )
     torch.autograd.graph.increment_version(out)
     moved = abs(threshold - hint.threshold) if hint.threshold else 0
@@ -88,9 +128,18 @@ def select(scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | 
 def score_gradient(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -> Tensor:
     """grad ⊙ weight ⊙ sgn(scores) · by, or with `signs` the weight's signs in place of the weight."""
     assert library is not None
-    out = torch.empty_like(scores)  # strides of dimensions of size 1 as they are there: DistributedDataParallel compares them
+    out = torch.empty_like(
+        scores
+    )  # strides of dimensions of size 1 as they are there: DistributedDataParallel compares them
     library.mptify_score_gradient(
-        grad.data_ptr(), weight.data_ptr(), scores.data_ptr(), out.data_ptr(), grad.numel(), by, signs, torch.get_num_threads()
+        grad.data_ptr(),
+        weight.data_ptr(),
+        scores.data_ptr(),
+        out.data_ptr(),
+        grad.numel(),
+        by,
+        signs,
+        torch.get_num_threads(),
     )
     return out
 
@@ -107,5 +156,7 @@ def sign_gradient(grad: Tensor, x: Tensor, width: float) -> Tensor:
     """The gradient of a sign's spline: grad · max(0, 2/t · (1 - |x|/t))."""
     assert library is not None
     out = torch.empty_like(x)
-    library.mptify_sign_gradient(grad.data_ptr(), x.data_ptr(), out.data_ptr(), x.numel(), width, torch.get_num_threads())
+    library.mptify_sign_gradient(
+        grad.data_ptr(), x.data_ptr(), out.data_ptr(), x.numel(), width, torch.get_num_threads()
+    )
     return out

@@ -45,7 +45,9 @@ class TokenBatchNorm(nn.Module):
 class ScalarBatchNorm(nn.Module):
     """BatchNorm with one mean and variance for the whole tensor, where channels are unknown."""
 
-    def __init__(self, eps: float = 1e-5, affine: bool = False, device: Any = None, dtype: Any = None):
+    def __init__(
+        self, eps: float = 1e-5, affine: bool = False, device: Any = None, dtype: Any = None
+    ):
         super().__init__()
         self.norm = nn.BatchNorm1d(1, eps=eps, affine=affine, device=device, dtype=dtype)
 

@@ -84,7 +84,9 @@ class Sign(nn.Module):
 
     def extra_repr(self) -> str:
         shown = {"width": (self.width, 1.0), "quantizer": (self.quantizer, "sign")}
-        return ", ".join(f"{key}={value}" for key, (value, usual) in shown.items() if value != usual)
+        return ", ".join(
+            f"{key}={value}" for key, (value, usual) in shown.items() if value != usual
+        )
 
 
 class InputQuantizer(nn.Sequential):

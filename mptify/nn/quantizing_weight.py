@@ -35,7 +35,9 @@ class QuantizingWeight:
         self._layer = layer
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         if function not in CONTRACTIONS:
             values = (*args, *kwargs.values())

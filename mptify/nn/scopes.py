@@ -67,9 +67,15 @@ class SharedThreshold:
         owners = self._owners()
         masks = self.select([layer.scores.detach() for layer in owners], self.kept)
         for layer, mask in zip(owners, masks, strict=True):
-            if mask.shape != layer.scores.shape or mask.dtype != torch.bool or not (mask.is_meta or mask.any()):
+            if (
+                mask.shape != layer.scores.shape
+                or mask.dtype != torch.bool
+                or not (mask.is_meta or mask.any())
+            ):
                 what = f"a boolean mask of shape {tuple(layer.scores.shape)} with at least one survivor"
-                raise MptifyError(f"{layer.ticket_name}: {type(self).__name__}.select has to return {what}.")
+                raise MptifyError(
+                    f"{layer.ticket_name}: {type(self).__name__}.select has to return {what}."
+                )
         by_scores = dict(zip((id(layer.scores) for layer in owners), masks, strict=True))
         for layer in self.layers:
             layer.set_mask_(by_scores[id(layer.scores)])
@@ -95,7 +101,14 @@ class GlobalThreshold(SharedThreshold):
         for values in scores:
             magnitudes = values.abs().contiguous().view(-1)
             safe = topk.select_mask(magnitudes, self.floor_of(values.numel()))
-            ranked.append(magnitudes.nan_to_num(torch.inf, torch.inf).masked_fill(safe, torch.nan).to(scores[0].device))
+            ranked.append(
+                magnitudes.nan_to_num(torch.inf, torch.inf)
+                .masked_fill(safe, torch.nan)
+                .to(scores[0].device)
+            )
         mask = topk.select_mask(torch.cat(ranked), kept)
         parts = mask.split([len(values) for values in ranked])
-        return [part.view(values.shape).to(values.device) for part, values in zip(parts, scores, strict=True)]
+        return [
+            part.view(values.shape).to(values.device)
+            for part, values in zip(parts, scores, strict=True)
+        ]

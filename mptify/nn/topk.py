@@ -137,7 +137,9 @@ def survivors(weight: Tensor, mask: Tensor) -> Tensor:
     return sign(weight.detach()).mul_(mask)
 
 
-def weigh(weight: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled: bool) -> Selection:
+def weigh(
+    weight: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled: bool
+) -> Selection:
     r"""Gain and effective weight from $M \odot B$."""
     gain = torch.ones((), dtype=torch.float32, device=weight.device)
     if weight_bits == 1:
@@ -146,24 +148,32 @@ def weigh(weight: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled
 
 
 @torch.library.custom_op("mptify::select", mutates_args=())
-def _select_op(scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool) -> tuple[Tensor, Tensor]:
+def _select_op(
+    scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool
+) -> tuple[Tensor, Tensor]:
     found = select(scores, weight, kept, weight_bits=weight_bits, scaled=scaled)
     return found.weight, found.gain
 
 
 @_select_op.register_fake
-def _(scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool) -> tuple[Tensor, Tensor]:
+def _(
+    scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool
+) -> tuple[Tensor, Tensor]:
     return torch.empty_like(weight), weight.new_empty(())
 
 
-def traceable_select(scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool) -> Selection:
+def traceable_select(
+    scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool
+) -> Selection:
     """`select` as one opaque operation, which `torch.compile` keeps in its graph."""
     return Selection(*_select_op(scores.detach(), weight.detach(), kept, weight_bits, scaled))
 
 
 def _check_kept(scores: Tensor, kept: int) -> None:
     if not 1 <= kept <= scores.numel():
-        raise ValueError(f"kept must be between 1 and the number of scores, {scores.numel()}; got {kept}")
+        raise ValueError(
+            f"kept must be between 1 and the number of scores, {scores.numel()}; got {kept}"
+        )
 
 
 def _checked_flat(scores: Tensor, kept: int) -> Tensor:
@@ -244,7 +254,9 @@ def _product(one: Tensor, other: Tensor) -> Tensor:
     return torch.mul(one, other, out=_scratch(one.numel()).view(one.shape))
 
 
-def _effective(weight: Tensor, survivors: Tensor, gain: Tensor, weight_bits: int, scaled: bool) -> Tensor:
+def _effective(
+    weight: Tensor, survivors: Tensor, gain: Tensor, weight_bits: int, scaled: bool
+) -> Tensor:
     if weight_bits == 32:
         return survivors * weight.detach().abs()
     return survivors * gain if scaled else survivors

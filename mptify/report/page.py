@@ -15,7 +15,15 @@ from mptify.report.collect import Findings, gather
 from mptify.report.confusion import Judged, judge, require_device
 from mptify.report.layers import layers_section, masks_section, size_section
 from mptify.report.markup import Markup, tag
-from mptify.report.overview import commands_section, curves_section, place_name, searched_section, tiles, title_of, versions
+from mptify.report.overview import (
+    commands_section,
+    curves_section,
+    place_name,
+    searched_section,
+    tiles,
+    title_of,
+    versions,
+)
 
 __all__ = ["page_of", "write_report"]
 

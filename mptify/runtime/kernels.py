@@ -14,7 +14,12 @@ from mptify.runtime.pixels import PixelConv
 from mptify.runtime.planes import Kernel
 from mptify.runtime.pooling import Pool
 from mptify.runtime.tails import Branch, Head, Tail, shape_of
-from mptify.runtime.thresholds import Thresholds, find_joint_thresholds, find_real_thresholds, find_thresholds
+from mptify.runtime.thresholds import (
+    Thresholds,
+    find_joint_thresholds,
+    find_real_thresholds,
+    find_thresholds,
+)
 from mptify.runtime.windows import WindowConv, can_count, is_faster
 
 __all__ = ["kernel_for_means", "kernel_for_sums", "kernels_for"]

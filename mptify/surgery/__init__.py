@@ -21,7 +21,17 @@ from mptify.surgery.planner import make_plan
 from mptify.surgery.rewrite import rewrite
 from mptify.surgery.trace import trace
 
-__all__ = ["CompositeHandler", "Handler", "Plan", "attention", "plan", "register", "ticket_layers", "transform", "with_norms"]
+__all__ = [
+    "CompositeHandler",
+    "Handler",
+    "Plan",
+    "attention",
+    "plan",
+    "register",
+    "ticket_layers",
+    "transform",
+    "with_norms",
+]
 
 
 def transform(
@@ -58,7 +68,9 @@ def transform(
     """
     config = _checked(settings)
     sizes = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
-    network, architecture = _network(model, {name: size for name, size in sizes.items() if size is not None}, config)
+    network, architecture = _network(
+        model, {name: size for name, size in sizes.items() if size is not None}, config
+    )
     traced = trace(network)
     made = make_plan(traced, config)
     made.architecture = architecture
@@ -81,20 +93,34 @@ def _checked(settings: dict[str, Any]) -> TicketConfig:
     return config
 
 
-def _network(model: nn.Module | str, sizes: dict[str, int], config: TicketConfig) -> tuple[nn.Module, Architecture | None]:
+def _network(
+    model: nn.Module | str, sizes: dict[str, int], config: TicketConfig
+) -> tuple[nn.Module, Architecture | None]:
     """The network of a name, with weights drawn from the config's seed; or the network that was given."""
     if isinstance(model, str):
         entry = registry.resolve(model)
         with InitMode("drawn", config.seed):
             return registry.build(entry, **sizes), Architecture(entry.source, entry.name, sizes)
     if sizes:
-        raise BadConfig(f"{next(iter(sizes))}: is for a network that is built by its name; build yours with it.")
+        raise BadConfig(
+            f"{next(iter(sizes))}: is for a network that is built by its name; build yours with it."
+        )
     return model, None
 
 
 def with_norms(model: nn.Module) -> nn.Module:
     """The dense network with a BatchNorm before each activation that lacks one: what `bn="insert"` is to be compared with."""
-    config = make_config({"bits": "32/32", "prune": 0, "init": "keep", "bias": "learn", "learn_bn": True, "bn": "insert", "exclude": "*"})
+    config = make_config(
+        {
+            "bits": "32/32",
+            "prune": 0,
+            "init": "keep",
+            "bias": "learn",
+            "learn_bn": True,
+            "bn": "insert",
+            "exclude": "*",
+        }
+    )
     traced = trace(model)
     return rewrite(traced, make_plan(traced, config, needs_layers=False))
 

@@ -27,7 +27,9 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
     value_quantizer: Any
 
     @staticmethod
-    def convert_(module: nn.MultiheadAttention, tickets: dict[str, Any], quantizers: dict[str, nn.Module]) -> None:
+    def convert_(
+        module: nn.MultiheadAttention, tickets: dict[str, Any], quantizers: dict[str, nn.Module]
+    ) -> None:
         """Turn `module` into a ticket attention in place, with tickets in place of parameters."""
         for attribute, ticket in tickets.items():
             del module._parameters[attribute]
@@ -56,7 +58,16 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        given = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+        given = (
+            query,
+            key,
+            value,
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+        )
         recorded: Any = recorded_call(self, given, {})
         if recorded is not None:
             return recorded
@@ -64,7 +75,9 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
             return super().forward(*given)
         batched = query.dim() == 3
         if not batched:
-            query, key, value = (one.unsqueeze(0 if self.batch_first else 1) for one in (query, key, value))
+            query, key, value = (
+                one.unsqueeze(0 if self.batch_first else 1) for one in (query, key, value)
+            )
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         first = 0 if self.batch_first else 1
         same = query is key and key is value
@@ -84,7 +97,9 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
             attended = F.dropout(weights, dropout) @ v
             weights = weights.mean(1) if average_attn_weights else weights
         else:
-            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal and mask is None)
+            attended = F.scaled_dot_product_attention(
+                q, k, v, mask, dropout, is_causal and mask is None
+            )
             weights = None
         out = attended.transpose(1, 2).flatten(2)
         out = self.out_proj(out if self.batch_first else out.transpose(0, 1))
@@ -107,12 +122,25 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
                 return list(ticket.run(F.linear, query, bias).chunk(3, dim=-1))
             prepared = [ticket.quantize_input(one) for one in (query, key, value)]
         else:
-            prepared = [ticket.quantize_input(query), self.key_quantizer(key), self.value_quantizer(value)]
-        return [ticket.run(F.linear, one, bias, quantize=False).chunk(3, dim=-1)[i] for i, one in enumerate(prepared)]
+            prepared = [
+                ticket.quantize_input(query),
+                self.key_quantizer(key),
+                self.value_quantizer(value),
+            ]
+        return [
+            ticket.run(F.linear, one, bias, quantize=False).chunk(3, dim=-1)[i]
+            for i, one in enumerate(prepared)
+        ]
 
     def _append(self, heads: Tensor, bias: Tensor | None) -> Tensor:
         assert bias is not None
-        return torch.cat([heads, _split_heads(bias.transpose(0, 1).expand(heads.shape[0], -1, -1), self.num_heads)], 2)
+        return torch.cat(
+            [
+                heads,
+                _split_heads(bias.transpose(0, 1).expand(heads.shape[0], -1, -1), self.num_heads),
+            ],
+            2,
+        )
 
 
 @register(nn.MultiheadAttention)
@@ -134,10 +162,14 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def _merged_mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor, heads: int) -> Tensor | None:
+def _merged_mask(
+    attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor, heads: int
+) -> Tensor | None:
     total = None
     if attn_mask is not None:
-        wide = attn_mask if attn_mask.dim() == 2 else attn_mask.view(-1, heads, *attn_mask.shape[-2:])
+        wide = (
+            attn_mask if attn_mask.dim() == 2 else attn_mask.view(-1, heads, *attn_mask.shape[-2:])
+        )
         total = F.pad(_additive(wide, q), (0, k.shape[2] - wide.shape[-1]))
     if padding is not None:
         wide = F.pad(_additive(padding, q), (0, k.shape[2] - padding.shape[-1]))[:, None, None]
@@ -148,4 +180,6 @@ def _merged_mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k:
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
-    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(mask, -torch.inf)
+    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(
+        mask, -torch.inf
+    )

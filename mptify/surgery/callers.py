@@ -24,7 +24,9 @@ def reason_to_keep_code(parent: nn.Module, child: nn.Module) -> str:
     """
     code = _reachable(type(parent))
     words = {name for one in code for name in _names_in(one.__code__)}
-    called = sorted(words & _own_methods(type(child)).keys() - _own_methods(type(parent)).keys() - {"forward"})
+    called = sorted(
+        words & _own_methods(type(child)).keys() - _own_methods(type(parent)).keys() - {"forward"}
+    )
     if called:
         return f"{type(parent).__name__} calls its {called[0]}()"
     if isinstance(child, nn.Sequential) and any(_takes_apart(one, parent, child) for one in code):
@@ -56,7 +58,11 @@ def _own_methods(cls: type) -> dict[str, FunctionType]:
     found: dict[str, FunctionType] = {}
     for parent in reversed(cls.__mro__):
         if not is_torchs(parent.__module__):
-            found |= {name: member for name, member in vars(parent).items() if isinstance(member, FunctionType)}
+            found |= {
+                name: member
+                for name, member in vars(parent).items()
+                if isinstance(member, FunctionType)
+            }
     return {name: member for name, member in found.items() if not name.startswith("__")}
 
 
@@ -65,9 +71,17 @@ def _takes_apart(function: FunctionType, parent: nn.Module, child: nn.Sequential
     names = [name for name, one in parent.named_children() if one is child]
     for node in ast.walk(_tree_of(function)):
         for part in ast.iter_child_nodes(node):
-            if isinstance(part, ast.Attribute) and part.attr in names and not (isinstance(node, ast.Call) and node.func is part):
+            if (
+                isinstance(part, ast.Attribute)
+                and part.attr in names
+                and not (isinstance(node, ast.Call) and node.func is part)
+            ):
                 return True
-        if not names and isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.iter, ast.Name):
+        if (
+            not names
+            and isinstance(node, (ast.For, ast.comprehension))
+            and isinstance(node.iter, ast.Name)
+        ):
             return True
     return False
 
@@ -84,15 +98,23 @@ def _tree_of(function: FunctionType) -> ast.AST:
 
 def _optional_argument_given(code: list[FunctionType], child: nn.Module) -> str:
     """The first optional argument of `child.forward` that a call in `code` may pass."""
-    parameters = [p for p in inspect.signature(child.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    required = max(1, sum(p.default is p.empty for p in parameters))  # where all are optional, the first is the input
+    parameters = [
+        p
+        for p in inspect.signature(child.forward).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    required = max(
+        1, sum(p.default is p.empty for p in parameters)
+    )  # where all are optional, the first is the input
     optional = {p.name: p.default for p in parameters[required:]}
     if not optional:
         return ""
     for call in (call for function in code for call in _calls_of_parts(function)):
         if any(isinstance(one, ast.Starred) for one in call.args):
             return next(iter(optional))
-        if len(call.args) > required and not _is_constant(call.args[required], parameters[required].default):
+        if len(call.args) > required and not _is_constant(
+            call.args[required], parameters[required].default
+        ):
             return parameters[required].name
         for keyword in call.keywords:
             if keyword.arg in optional and not _is_constant(keyword.value, optional[keyword.arg]):
@@ -103,14 +125,24 @@ def _optional_argument_given(code: list[FunctionType], child: nn.Module) -> str:
 def _calls_of_parts(function: FunctionType) -> Iterator[ast.Call]:
     """Calls of something that hangs on `self`, or of a local name: `self.part(x)`, `self.parts[0](x)`, `for part in ...: part(x)`."""
     tree = _tree_of(function)
-    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             root: Any = node.func
             while isinstance(root, (ast.Attribute, ast.Subscript)):
                 root = root.value
-            local = isinstance(node.func, (ast.Name, ast.Subscript)) and isinstance(root, ast.Name) and root.id in stored
-            if local or (isinstance(root, ast.Name) and root.id == "self" and node.func is not root):
+            local = (
+                isinstance(node.func, (ast.Name, ast.Subscript))
+                and isinstance(root, ast.Name)
+                and root.id in stored
+            )
+            if local or (
+                isinstance(root, ast.Name) and root.id == "self" and node.func is not root
+            ):
                 yield node
 
 

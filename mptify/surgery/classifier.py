@@ -27,18 +27,27 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
         BadConfig: if `num_classes` is not a whole number from 0.
     """
     if global_pool is not None:
-        raise NotKept(f"reset_classifier(global_pool={global_pool!r}): the pooling is part of the graph; choose it before the transform.")
+        raise NotKept(
+            f"reset_classifier(global_pool={global_pool!r}): the pooling is part of the graph; choose it before the transform."
+        )
     if not isinstance(num_classes, int) or num_classes < 0:
-        raise BadConfig(f"reset_classifier(num_classes={num_classes!r}): a whole number from 0 is needed.")
+        raise BadConfig(
+            f"reset_classifier(num_classes={num_classes!r}): a whole number from 0 is needed."
+        )
     path, plan = _output_layer(model), plan_of(model)
     old = model.get_submodule(path)
-    fresh: nn.Module = nn.Identity() if num_classes == 0 else _fresh_ticket(old, plan.config, path, num_classes)
+    fresh: nn.Module = (
+        nn.Identity() if num_classes == 0 else _fresh_ticket(old, plan.config, path, num_classes)
+    )
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, fresh)
     model.num_classes = num_classes
     shape = (num_classes, *old.shape[1:])
     kept = kept_count(math.prod(shape), plan.config.prune_of(path))
-    planned = [replace(layer, shape=shape, kept=kept) if layer.name == path else layer for layer in plan.layers]
+    planned = [
+        replace(layer, shape=shape, kept=kept) if layer.name == path else layer
+        for layer in plan.layers
+    ]
     plan.layers = [layer for layer in planned if layer.name != path or num_classes]
 
 
@@ -46,7 +55,9 @@ def _output_layer(model: Any) -> str:
     """The one layer of the classifier that the output comes from."""
     layers = sorted(model.output_layers())
     layer = model.get_submodule(layers[0]) if len(layers) == 1 else None
-    if layer is None or not any(f"{layers[0]}.".startswith(f"{path}.") for path in model.classifier_paths):
+    if layer is None or not any(
+        f"{layers[0]}.".startswith(f"{path}.") for path in model.classifier_paths
+    ):
         reason = f"the output comes from {', '.join(layers) or 'no ticket layer'}"
     elif layer.state is not WeightState.SEARCHING:
         reason = "it was loaded without scores"
@@ -64,9 +75,18 @@ def _fresh_ticket(old: Any, config: Any, path: str, num_classes: int) -> nn.Modu
     if isinstance(old, nn.Linear):
         arguments: tuple = (old.in_features, num_classes)
     else:
-        arguments = (old.in_channels, num_classes, old.kernel_size, old.stride, old.padding, old.dilation)
+        arguments = (
+            old.in_channels,
+            num_classes,
+            old.kernel_size,
+            old.stride,
+            old.padding,
+            old.dilation,
+        )
     with InitMode(seed=config.seed):
-        dense = type(old).dense_class()(*arguments, bias=config.bias == "learn").to(old.compute_dtype)
+        dense = (
+            type(old).dense_class()(*arguments, bias=config.bias == "learn").to(old.compute_dtype)
+        )
     handler = layer_registry.find(dense)
     assert handler is not None
     fresh: Any = handler.convert(dense, config, path)

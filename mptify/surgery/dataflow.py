@@ -38,7 +38,19 @@ class Fact:
 
 UNKNOWN = Fact()
 
-_SAME = {"identity", "contiguous", "clone", "detach", "to", "type_as", "float", "half", "bfloat16", "requires_grad_", "dropout0"}
+_SAME = {
+    "identity",
+    "contiguous",
+    "clone",
+    "detach",
+    "to",
+    "type_as",
+    "float",
+    "half",
+    "bfloat16",
+    "requires_grad_",
+    "dropout0",
+}
 _SHAPING = {
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand",
     "expand_as", "repeat", "repeat_interleave", "roll", "flip", "movedim", "moveaxis", "chunk", "split", "unbind", "tensor_split",
@@ -85,22 +97,30 @@ def _module_kind(module: nn.Module) -> str:
         return "composite"
     if layer_registry.is_activation(module):
         return "activation"
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) or type(module).__name__.startswith("FrozenBatchNorm"):
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) or type(module).__name__.startswith(
+        "FrozenBatchNorm"
+    ):
         return "batchnorm"
-    if isinstance(module, (nn.LayerNorm, nn.GroupNorm)) or type(module).__name__.lower().startswith(("layernorm", "rmsnorm", "groupnorm")):
+    if isinstance(module, (nn.LayerNorm, nn.GroupNorm)) or type(module).__name__.lower().startswith(
+        ("layernorm", "rmsnorm", "groupnorm")
+    ):
         return "norm"
     if isinstance(module, nn.Identity):
         return "identity"
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return "identity" if module.p == 0 else "dropout"
     if type(module).__name__ in ("DropPath", "StochasticDepth", "DropBlock2d", "PatchDropout"):
-        probability = getattr(module, "drop_prob", getattr(module, "p", getattr(module, "prob", 1.0)))
+        probability = getattr(
+            module, "drop_prob", getattr(module, "p", getattr(module, "prob", 1.0))
+        )
         return "identity" if not probability else "dropout"
     if isinstance(module, nn.modules.pooling._MaxPoolNd):
         return "maxpool"
     if isinstance(module, nn.modules.pooling._AvgPoolNd):
         return "avgpool"
-    if isinstance(module, (nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd)):
+    if isinstance(
+        module, (nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd)
+    ):
         return "globalpool" if _to_one_value(module.output_size) else "avgpool"
     if isinstance(module, nn.Flatten):
         return "flatten"
@@ -119,7 +139,9 @@ def _probability(node: fx.Node) -> Any:
     return node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
 
 
-def walk(graph: fx.Graph, root: nn.Module, pixels: bool, signs: bool, passing: Collection[fx.Node] = ()) -> dict[fx.Node, Fact]:
+def walk(
+    graph: fx.Graph, root: nn.Module, pixels: bool, signs: bool, passing: Collection[fx.Node] = ()
+) -> dict[fx.Node, Fact]:
     """A fact for each node.
 
     `pixels` says whether the graph's required inputs are images, `signs` whether activations become signs; those in
@@ -132,7 +154,11 @@ def walk(graph: fx.Graph, root: nn.Module, pixels: bool, signs: bool, passing: C
             facts[node] = Fact(pixels=pixels and not node.args)
         else:
             joins = node_kind(node, module) in ("cat", "concat", "stack")
-            inputs = [facts[one] for one in node.all_input_nodes if joins or one.op != "get_attr" or len(node.all_input_nodes) == 1]
+            inputs = [
+                facts[one]
+                for one in node.all_input_nodes
+                if joins or one.op != "get_attr" or len(node.all_input_nodes) == 1
+            ]
             passes = node in passing and inputs
             if passes:
                 facts[node] = inputs[0]
@@ -158,7 +184,13 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], signs: bool
             return replace(first, normalised=False, binary=False, summed=False, pixels=False)
         return Fact(first.channels, first.axis, binary=True, pooled=first.pooled)
     if kind == "batchnorm":
-        return Fact(getattr(module, "num_features", first.channels), 1, normalised=True, pixels=first.pixels, pooled=first.pooled)
+        return Fact(
+            getattr(module, "num_features", first.channels),
+            1,
+            normalised=True,
+            pixels=first.pixels,
+            pooled=first.pooled,
+        )
     if kind == "norm":
         return _after_norm(module, first)
     if kind in _SAME:
@@ -171,7 +203,12 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], signs: bool
         return _after_mean(node, first)
     if kind.startswith("adaptive_") and not _to_one_value(argument(node, 1, "output_size")):
         return replace(first, binary=False, summed=False)
-    if kind == "globalpool" or kind in _GLOBAL_POOLS or "adaptivepool" in kind or "attentionpool" in kind:
+    if (
+        kind == "globalpool"
+        or kind in _GLOBAL_POOLS
+        or "adaptivepool" in kind
+        or "attentionpool" in kind
+    ):
         axis = first.axis if kind == "globalpool" or kind.startswith("adaptive_") else -1
         return replace(first, axis=axis, binary=False, pooled=True, summed=False)
     if kind in _ADDS:
@@ -190,7 +227,11 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], signs: bool
         )
     if kind == "pad":
         return replace(first, binary=False, normalised=first.normalised, summed=False)
-    if inputs and all(fact.pixels for fact in inputs) and not (module is not None and any(True for _ in module.parameters())):
+    if (
+        inputs
+        and all(fact.pixels for fact in inputs)
+        and not (module is not None and any(True for _ in module.parameters()))
+    ):
         return Fact(pixels=True)
     return Fact(pooled=first.pooled)
 
@@ -199,7 +240,11 @@ def _after_functional(node: fx.Node, root: nn.Module) -> Fact:
     """`F.linear` or `F.conv*` called on a parameter: its first dimension counts the outputs."""
     axis = -1 if node.target is F.linear else 1
     weight = argument(node, 1, "weight")
-    if not isinstance(weight, fx.Node) or weight.op != "get_attr" or "transpose" in layer_registry.target_name(node.target):
+    if (
+        not isinstance(weight, fx.Node)
+        or weight.op != "get_attr"
+        or "transpose" in layer_registry.target_name(node.target)
+    ):
         return Fact(axis=axis)
     owner, _, name = str(weight.target).rpartition(".")
     return Fact(getattr(root.get_submodule(owner), name).shape[0], axis)
@@ -217,21 +262,33 @@ def _after_norm(module: Any, first: Fact) -> Fact:
         channels = shape[-1] if shape else getattr(module, "num_channels", first.channels)
         return Fact(channels, 1, pooled=first.pooled)
     if shape is not None:
-        return Fact(tuple(shape)[-1] if not isinstance(shape, int) else shape, -1, pooled=first.pooled)
+        return Fact(
+            tuple(shape)[-1] if not isinstance(shape, int) else shape, -1, pooled=first.pooled
+        )
     return Fact(first.channels, first.axis, pooled=first.pooled)
 
 
 def _after_mean(node: fx.Node, first: Fact) -> Fact:
     """An average over some dimensions pools; where the channels end up depends on which, and on whether they are kept."""
     dim, keep = argument(node, 1, "dim"), argument(node, 2, "keepdim")
-    dims = {dim} if isinstance(dim, int) else set(dim) if isinstance(dim, (tuple, list)) else {first.axis}
+    dims = (
+        {dim}
+        if isinstance(dim, int)
+        else set(dim)
+        if isinstance(dim, (tuple, list))
+        else {first.axis}
+    )
     pooled = replace(first, binary=False, pooled=True, summed=False)
     if first.axis in dims:
         return replace(pooled, channels=None, axis=None)
     if keep:
         return pooled
     left_alone = dims <= {2, 3, 4, -1, -2} if first.axis == 1 else dims <= {1, 2, 3}
-    return replace(pooled, axis=-1) if left_alone and first.axis in (1, -1) else replace(pooled, channels=None, axis=None)
+    return (
+        replace(pooled, axis=-1)
+        if left_alone and first.axis in (1, -1)
+        else replace(pooled, channels=None, axis=None)
+    )
 
 
 def _after_add(inputs: list[Fact]) -> Fact:
@@ -242,7 +299,8 @@ def _after_add(inputs: list[Fact]) -> Fact:
     return Fact(
         known.channels,
         known.axis,
-        normalised=all(fact.normalised or fact.binary for fact in inputs) and any(fact.normalised for fact in inputs),
+        normalised=all(fact.normalised or fact.binary for fact in inputs)
+        and any(fact.normalised for fact in inputs),
         pixels=all(fact.pixels for fact in inputs),
         pooled=all(fact.pooled for fact in inputs),
         summed=True,
@@ -252,7 +310,11 @@ def _after_add(inputs: list[Fact]) -> Fact:
 def _after_cat(node: fx.Node, inputs: list[Fact]) -> Fact:
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
     axes = {fact.axis for fact in inputs}
-    whole = len(inputs) == len(node.args[0]) if node.args and isinstance(node.args[0], (tuple, list)) else False  # none of them twice
+    whole = (
+        len(inputs) == len(node.args[0])
+        if node.args and isinstance(node.args[0], (tuple, list))
+        else False
+    )  # none of them twice
     axis = axes.pop() if len(axes) == 1 and whole else None
     channels = None
     if axis is not None and all(fact.channels is not None for fact in inputs) and dim == axis:
@@ -277,7 +339,11 @@ def _after_shaping(node: fx.Node, kind: str, first: Fact) -> Fact:
     if kind == "transpose" and dims in ([1, 2], [2, 1]) and first.axis in (1, -1):
         return replace(first, axis=-1 if first.axis == 1 else 1)
     if kind == "flatten":
-        start = node.args[1] if len(node.args) > 1 else node.kwargs.get("start_dim", 1 if node.op == "call_module" else 0)
+        start = (
+            node.args[1]
+            if len(node.args) > 1
+            else node.kwargs.get("start_dim", 1 if node.op == "call_module" else 0)
+        )
         if start == 2 and first.axis == 1:
             return first
         if first.pooled and first.channels is not None:
@@ -299,8 +365,15 @@ def _after_getitem(node: fx.Node, first: Fact, moved: Fact) -> Fact:
     index = node.args[1]
     if isinstance(index, int) and _name_of(node.all_input_nodes[0]) == "chunk":
         return first
-    if isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None) and isinstance(index[1], int):
-        return replace(first, pooled=True) if first.axis == -1 else replace(moved, pooled=True)  # one token of each sample
+    if (
+        isinstance(index, tuple)
+        and len(index) == 2
+        and index[0] == slice(None)
+        and isinstance(index[1], int)
+    ):
+        return (
+            replace(first, pooled=True) if first.axis == -1 else replace(moved, pooled=True)
+        )  # one token of each sample
     return moved
 
 

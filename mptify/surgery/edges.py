@@ -31,7 +31,12 @@ EPS_BEFORE_SIGN = 1e-2
 def make_norm(norm: NormBefore, config: TicketConfig, like: torch.Tensor) -> nn.Module:
     """The norm that a plan asks for, of the same type and on the same device as a tensor of the model's."""
     eps = EPS_BEFORE_SIGN if config.activation_bits == 1 else 1e-5
-    options: Any = {"eps": eps, "affine": config.learn_bn, "device": like.device, "dtype": like.dtype}
+    options: Any = {
+        "eps": eps,
+        "affine": config.learn_bn,
+        "device": like.device,
+        "dtype": like.dtype,
+    }
     if norm.channels is None:
         return ScalarBatchNorm(**options)
     if norm.axis == -1:
@@ -40,7 +45,11 @@ def make_norm(norm: NormBefore, config: TicketConfig, like: torch.Tensor) -> nn.
 
 
 def edited_region(
-    region: Region, edits: dict[bool, RegionEdits], layers: dict[str, Any], config: TicketConfig, like: torch.Tensor
+    region: Region,
+    edits: dict[bool, RegionEdits],
+    layers: dict[str, Any],
+    config: TicketConfig,
+    like: torch.Tensor,
 ) -> TicketGraph:
     root = region.module
     graphs: dict[bool, fx.Graph] = {}
@@ -93,7 +102,9 @@ class _GraphEditor:
             self._move_pool(self.nodes[pool], self.nodes[conv])
         for name in self.edits.vanished:
             node = self.nodes[name]
-            self.nodes[name] = self._hooked_identity(node) if self._is_hooked(node) else node.all_input_nodes[0]
+            self.nodes[name] = (
+                self._hooked_identity(node) if self._is_hooked(node) else node.all_input_nodes[0]
+            )
             self._replace(node, self.nodes[name])
         for name, inserted in self.edits.norms.items():
             node = self.nodes[name]
@@ -102,7 +113,9 @@ class _GraphEditor:
         for name, norm in self.edits.signs.items():
             self._sign_for_activation(self.nodes[name], norm)
         for name, norm in self.edits.edges.items():
-            self._sign_on_edge(self.nodes[name], norm, [self.nodes[reader] for reader in self.edits.readers[name]])
+            self._sign_on_edge(
+                self.nodes[name], norm, [self.nodes[reader] for reader in self.edits.readers[name]]
+            )
         for name, layer in self.edits.calls.items():
             self._call_layer(self.nodes[name], layer)
         self._read_through_tickets()
@@ -136,11 +149,19 @@ class _GraphEditor:
 
     def _make_out_of_place(self) -> None:
         """In-place operations on what Sign saved for backward would be an error; `x += y` becomes `x + y`."""
-        swaps = {operator.iadd: operator.add, operator.imul: operator.mul, operator.isub: operator.sub}
+        swaps = {
+            operator.iadd: operator.add,
+            operator.imul: operator.mul,
+            operator.isub: operator.sub,
+        }
         for node in self.graph.nodes:
             if node.op == "call_function" and node.target in swaps:
                 node.target = swaps[node.target]
-            elif node.op == "call_method" and node.target in ("add_", "sub_", "mul_", "div_") and node.users:
+            elif (
+                node.op == "call_method"
+                and node.target in ("add_", "sub_", "mul_", "div_")
+                and node.users
+            ):
                 later = [user for user in node.args[0].users if user > node]
                 if not later:  # nobody waits for the old name to change
                     node.target = node.target.removesuffix("_")
@@ -160,7 +181,9 @@ class _GraphEditor:
         with self.graph.inserting_before(node):
             if norm is not None:
                 value = self._normalised(value, norm, node, _site(node))
-            sign = self._call(f"{_site(node)}_sign", (node.meta["key"], "sign"), self._sign(), value)
+            sign = self._call(
+                f"{_site(node)}_sign", (node.meta["key"], "sign"), self._sign(), value
+            )
         if self._is_hooked(node):
             first = sign if norm is None else value
             self._hand_on_hooks(node, first, sign)
@@ -169,7 +192,12 @@ class _GraphEditor:
     def _hooked_identity(self, node: fx.Node) -> fx.Node:
         """Where hooks wait for an activation that vanishes."""
         with self.graph.inserting_before(node):
-            identity = self._call(f"{_site(node)}_hooked", (node.meta["key"], "hooked"), nn.Identity(), node.all_input_nodes[0])
+            identity = self._call(
+                f"{_site(node)}_hooked",
+                (node.meta["key"], "hooked"),
+                nn.Identity(),
+                node.all_input_nodes[0],
+            )
         self._hand_on_hooks(node, identity, identity)
         return identity
 
@@ -182,18 +210,25 @@ class _GraphEditor:
         copy_hooks_(module, self.root.get_submodule(str(first.target)), before=True, behind=False)
         copy_hooks_(module, self.root.get_submodule(str(last.target)), before=False, behind=True)
 
-    def _sign_on_edge(self, value: fx.Node, norm: NormBefore | None, readers: list[fx.Node]) -> None:
+    def _sign_on_edge(
+        self, value: fx.Node, norm: NormBefore | None, readers: list[fx.Node]
+    ) -> None:
         site = f"{_site(readers[0])}_input"
         with self.graph.inserting_before(readers[0]):
             signed = value if norm is None else self._normalised(value, norm, readers[0], site)
-            signed = self._call(f"{site}_sign", (readers[0].meta["key"], "input", "sign"), self._sign(), signed)
+            signed = self._call(
+                f"{site}_sign", (readers[0].meta["key"], "input", "sign"), self._sign(), signed
+            )
         for reader in readers:
             _replace_first_input(reader, value, signed)
 
     def _normalised(self, value: fx.Node, norm: NormBefore, before: fx.Node, site: str) -> fx.Node:
         with self.graph.inserting_before(before):
             return self._call(
-                f"{site}_norm", (before.meta["key"], site.endswith("_input"), "norm"), make_norm(norm, self.config, self.like), value
+                f"{site}_norm",
+                (before.meta["key"], site.endswith("_input"), "norm"),
+                make_norm(norm, self.config, self.like),
+                value,
             )
 
     def _sign(self) -> Sign:
@@ -215,32 +250,51 @@ class _GraphEditor:
         """`F.linear(x, layer.weight, bias)` becomes `layer(x) + bias`: binarized input, gain on the output."""
         relative = layer.removeprefix(self.region.path + ".") if self.region.path else layer
         names = ("input", "weight", "bias")
-        given = dict(zip(names, node.args[:3], strict=False)) | {k: v for k, v in node.kwargs.items() if k in names}
+        given = dict(zip(names, node.args[:3], strict=False)) | {
+            k: v for k, v in node.kwargs.items() if k in names
+        }
         rest = tuple(node.args[3:])
         options = {k: v for k, v in node.kwargs.items() if k not in names}
         ticket = self.layers[layer]
         function: Any = node.target
         with self.graph.inserting_before(node):
             if isinstance(ticket, TicketParameter):
-                call = self.graph.call_module(f"{relative}_ticket", (given["input"], function.__name__, *rest), options)
-            elif rest or options or (ticket.output_bias is not None and not self._is_own_bias(given.get("bias"), relative)):
+                call = self.graph.call_module(
+                    f"{relative}_ticket", (given["input"], function.__name__, *rest), options
+                )
+            elif (
+                rest
+                or options
+                or (
+                    ticket.output_bias is not None
+                    and not self._is_own_bias(given.get("bias"), relative)
+                )
+            ):
                 bias = given.get("bias")
                 fetched = self.graph.get_attr(relative)
                 if self._is_own_bias(bias, relative):
                     bias = self.graph.call_function(getattr, (fetched, "output_bias"))
-                name = getattr(node.target, "__name__", "")  # fx can write names into its code, not functions
-                call = self.graph.call_method("run", (fetched, name, given["input"], bias, *rest), options)
+                name = getattr(
+                    node.target, "__name__", ""
+                )  # fx can write names into its code, not functions
+                call = self.graph.call_method(
+                    "run", (fetched, name, given["input"], bias, *rest), options
+                )
                 given["bias"] = None
             else:
                 call = self.graph.call_module(relative, (given["input"],))
             bias = given.get("bias")
             if isinstance(bias, fx.Node) and not self._is_own_bias(bias, relative):
                 shape = (-1,) + (1,) * _spatial_dims(function)
-                call = self.graph.call_function(torch.add, (call, self.graph.call_method("view", (bias, *shape))))
+                call = self.graph.call_function(
+                    torch.add, (call, self.graph.call_method("view", (bias, *shape)))
+                )
         self._replace(node, call)
 
     def _is_own_bias(self, bias: Any, layer: str) -> bool:
-        return isinstance(bias, fx.Node) and bias.op == "get_attr" and bias.target == f"{layer}.bias"
+        return (
+            isinstance(bias, fx.Node) and bias.op == "get_attr" and bias.target == f"{layer}.bias"
+        )
 
 
 def _spatial_dims(function: Any) -> int:
@@ -284,5 +338,7 @@ def _split_fused_norms_(graphs: list[fx.Graph], root: nn.Module) -> None:
                 for node in nodes:
                     if node.target == f"{norm}.{part}":
                         node.target = f"{norm}_{part}"
-                        node.meta["site"] = node.meta["site"].replace(f"{norm}.{part}", f"{norm}_{part}", 1)
+                        node.meta["site"] = node.meta["site"].replace(
+                            f"{norm}.{part}", f"{norm}_{part}", 1
+                        )
         layer_registry.without_activation(module)

@@ -88,7 +88,10 @@ def _plain(value: Any) -> Any:
 def _function(function: Any) -> _Function:
     """Where a function can be imported from."""
     qualified = _get_qualified_name(function)
-    candidates = [tuple(qualified.rpartition(".")[::2]), (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))]
+    candidates = [
+        tuple(qualified.rpartition(".")[::2]),
+        (getattr(function, "__module__", ""), getattr(function, "__qualname__", "")),
+    ]
     for module, name in candidates:
         found = _Function(module or "builtins", name)
         try:

@@ -19,7 +19,10 @@ from mptify.surgery.hooks import copy_hooks_
 
 __all__ = ["FEATURES", "HEAD", "TicketGraph", "answers_of", "expect_default"]
 
-FEATURES, HEAD = "forward_features", "forward_head"  # methods of timm's models that are parts of `forward`
+FEATURES, HEAD = (
+    "forward_features",
+    "forward_head",
+)  # methods of timm's models that are parts of `forward`
 
 _EXTRACT = "torchvision's create_feature_extractor(model, nodes) returns any value of the graph"
 _HINTS = {
@@ -47,7 +50,9 @@ class TicketGraph(fx.GraphModule):
     reset_classifier_with: Callable[..., None] | None
 
     @classmethod
-    def of(cls, root: nn.Module, graphs: dict[bool, fx.Graph], dropped: Collection[str] = ()) -> TicketGraph:
+    def of(
+        cls, root: nn.Module, graphs: dict[bool, fx.Graph], dropped: Collection[str] = ()
+    ) -> TicketGraph:
         """The module that runs `graphs` on what `root` holds, without the parameters that are `dropped`."""
         mode = root.training if root.training in graphs else False
         module = cls(root, graphs[mode], type(root).__name__)
@@ -56,7 +61,10 @@ class TicketGraph(fx.GraphModule):
             for node in graph.nodes:
                 if node.op in ("call_module", "get_attr"):
                     _copy_into_(module, root, str(node.target))
-        for path, _ in [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]:
+        for path, _ in [
+            *root.named_parameters(remove_duplicate=False),
+            *root.named_buffers(remove_duplicate=False),
+        ]:
             if path not in dropped:
                 _copy_into_(module, root, path)  # and what neither of them uses
         for name, value in root.__dict__.items():
@@ -81,7 +89,9 @@ class TicketGraph(fx.GraphModule):
         self.classifier_paths = answers.pop("get_classifier", ())
         for coarse, matcher in answers.get("group_matcher", {}).items():
             if callable(matcher):
-                groups = {name: matcher(name) for name, _ in self.named_parameters(remove_duplicate=False)}
+                groups = {
+                    name: matcher(name) for name, _ in self.named_parameters(remove_duplicate=False)
+                }
                 answers["group_matcher"][coarse] = _GroupOf(groups)
         for name, answer in answers.items():
             object.__setattr__(self, name, functools.partial(_answer, answer))
@@ -103,13 +113,17 @@ class TicketGraph(fx.GraphModule):
     def output_layers(self) -> set[str]:
         """The ticket layers whose outputs reach the network's own with no other ticket layer between, in any mode."""
         found, seen = set(), set()
-        waiting = [node for graph in self._graphs.values() for node in graph.nodes if node.op == "output"]
+        waiting = [
+            node for graph in self._graphs.values() for node in graph.nodes if node.op == "output"
+        ]
         while waiting:
             node = waiting.pop()
             if node in seen:
                 continue
             seen.add(node)
-            if node.op == "call_module" and isinstance(self.get_submodule(str(node.target)), Ticketed):
+            if node.op == "call_module" and isinstance(
+                self.get_submodule(str(node.target)), Ticketed
+            ):
                 found.add(str(node.target))
             else:
                 waiting += node.all_input_nodes
@@ -152,7 +166,9 @@ class TicketGraph(fx.GraphModule):
     def _run_head(self, x: Any, pre_logits: bool = False) -> Any:
         """The rest of `forward`."""
         if pre_logits:
-            raise NotKept(f"{self.original_name}.forward_head runs with pre_logits=False only: its graph was traced so.")
+            raise NotKept(
+                f"{self.original_name}.forward_head runs with pre_logits=False only: its graph was traced so."
+            )
         start = self._marked("input_of", HEAD)
         assert start is not None
         output = next(node for node in start.graph.nodes if node.op == "output")
@@ -170,7 +186,9 @@ class TicketGraph(fx.GraphModule):
         for node in end.graph.nodes:
             if node in needed and node not in given:
                 if node.op == "placeholder":
-                    raise NotKept(f"{self.original_name}.forward_head can't run alone: in this network it reads {node.target}, too.")
+                    raise NotKept(
+                        f"{self.original_name}.forward_head can't run alone: in this network it reads {node.target}, too."
+                    )
                 interpreter.env[node] = interpreter.run_node(node)
         return interpreter.env[end]
 
@@ -193,7 +211,9 @@ class TicketGraph(fx.GraphModule):
 
     def __setstate__(self, state: tuple[dict[str, Any], dict[bool, Any]]) -> None:
         attributes, graphs = state
-        self._fill_(attributes, {mode: graph_state.from_state(graph) for mode, graph in graphs.items()})
+        self._fill_(
+            attributes, {mode: graph_state.from_state(graph) for mode, graph in graphs.items()}
+        )
 
     def _fill_(self, attributes: dict[str, Any], graphs: dict[bool, fx.Graph]) -> None:
         self.__dict__.update(attributes)
@@ -203,7 +223,10 @@ class TicketGraph(fx.GraphModule):
         self.graph = graph
 
 
-_FX_STATE = set(vars(fx.GraphModule(nn.Module(), fx.Graph()))) - set(vars(nn.Module())) | {"_graph", "_graphs"} - {"meta"}
+_FX_STATE = set(vars(fx.GraphModule(nn.Module(), fx.Graph()))) - set(vars(nn.Module())) | {
+    "_graph",
+    "_graphs",
+} - {"meta"}
 
 
 def _empty_graph(name: str) -> TicketGraph:
@@ -212,7 +235,11 @@ def _empty_graph(name: str) -> TicketGraph:
 
 def _methods_of(original: type) -> frozenset[str]:
     """The public methods that a class has beside those of every graph."""
-    own = {name for name in dir(original) if not name.startswith("_") and callable(getattr(original, name, None))}
+    own = {
+        name
+        for name in dir(original)
+        if not name.startswith("_") and callable(getattr(original, name, None))
+    }
     return frozenset(own - set(dir(fx.GraphModule)))
 
 
@@ -262,7 +289,9 @@ def expect_default(value: Any, default: Any, name: str) -> None:
         value.tracer.create_proxy("call_function", expect_default, (value, default, name), {})
         return
     if value is not default and value != default:
-        raise MptifyError(f"With changed edges this network runs with {name!r} at its default, {default!r}, only; it was traced so.")
+        raise MptifyError(
+            f"With changed edges this network runs with {name!r} at its default, {default!r}, only; it was traced so."
+        )
 
 
 def _copy_into_(module: nn.Module, root: nn.Module, target: str) -> None:
@@ -291,5 +320,8 @@ def _pairs(module: nn.Module, root: nn.Module) -> Iterator[tuple[nn.Module, nn.M
 
 def _order_like_(store: dict[str, Any], other: Collection[str]) -> None:
     """fx adds what a graph uses in the order of its use; a tensor with two names is known by the first in the original's order."""
-    for name in [*(name for name in other if name in store), *(name for name in store if name not in other)]:
+    for name in [
+        *(name for name in other if name in store),
+        *(name for name in store if name not in other),
+    ]:
         store[name] = store.pop(name)

@@ -15,7 +15,9 @@ def is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def copy_hooks_(source: nn.Module, target: nn.Module, *, before: bool = True, behind: bool = True) -> None:
+def copy_hooks_(
+    source: nn.Module, target: nn.Module, *, before: bool = True, behind: bool = True
+) -> None:
     """Register the hooks of `source` with `target` too."""
     for name in (*(_BEFORE if before else ()), *(_BEHIND if behind else ())):
         getattr(target, name).update(getattr(source, name))

@@ -25,7 +25,14 @@ from mptify.surgery.layer_registry import target_name
 from mptify.surgery.plan import plan_of
 from mptify.surgery.trainable import parameter_kinds
 
-__all__ = ["bad_gradients", "lost_layers", "real_inputs", "unnormalised_signs", "watch_inputs", "wrongly_trainable"]
+__all__ = [
+    "bad_gradients",
+    "lost_layers",
+    "real_inputs",
+    "unnormalised_signs",
+    "watch_inputs",
+    "wrongly_trainable",
+]
 
 _TRANSPARENT_MODULES = (
     nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
@@ -52,7 +59,11 @@ def unnormalised_signs(model: nn.Module) -> list[str]:
             in_graphs.add(id(sign))
             if not _is_batchnorm(norm):
                 bad.append(path)
-    bad += [path for path, part in model.named_modules() if isinstance(part, Sign) and id(part) not in in_graphs]
+    bad += [
+        path
+        for path, part in model.named_modules()
+        if isinstance(part, Sign) and id(part) not in in_graphs
+    ]
     return bad
 
 
@@ -75,7 +86,11 @@ def _ends_above(node: fx.Node, root: nn.Module) -> set[str]:
         if isinstance(module, Sign):
             return {"sign"}
         stochastic = type(module).__name__ in ("DropPath", "StochasticDepth", "DropBlock2d")
-        if not isinstance(module, _TRANSPARENT_MODULES) and not stochastic and "Pool" not in type(module).__name__:
+        if (
+            not isinstance(module, _TRANSPARENT_MODULES)
+            and not stochastic
+            and "Pool" not in type(module).__name__
+        ):
             return {"other"}
     elif node.op not in ("call_function", "call_method") or _name(node) not in _KEEPING:
         return {"other"}
@@ -85,11 +100,18 @@ def _ends_above(node: fx.Node, root: nn.Module) -> set[str]:
 
 def _is_value(node: fx.Node) -> bool:
     """Not a size or another number on the side."""
-    return not (_name(node) in ("size", "shape", "floordiv", "getattr", "mul", "sub", "dim", "len") or _of_shape(node))
+    return not (
+        _name(node) in ("size", "shape", "floordiv", "getattr", "mul", "sub", "dim", "len")
+        or _of_shape(node)
+    )
 
 
 def _of_shape(node: fx.Node) -> bool:
-    return _name(node) == "getitem" and bool(node.all_input_nodes) and _name(node.all_input_nodes[0]) in ("size", "getattr")
+    return (
+        _name(node) == "getitem"
+        and bool(node.all_input_nodes)
+        and _name(node.all_input_nodes[0]) in ("size", "getattr")
+    )
 
 
 _KEEPING = {
@@ -130,7 +152,9 @@ def watch_inputs(model: nn.Module, report: Callable[[Any, bool], None]) -> Itera
         return x
 
     class InputObserver(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             kwargs = kwargs or {}
             if function in CONTRACTIONS:
                 weight = args[1] if len(args) > 1 else kwargs.get("weight")
@@ -202,7 +226,11 @@ def wrongly_trainable(model: nn.Module) -> list[str]:
     }
     kinds = parameter_kinds(model)
     held = {name for name in plan.held if kinds.get(name) in ("other", "dense")}
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad != (wanted[kinds[name]] and name not in held)]
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad != (wanted[kinds[name]] and name not in held)
+    ]
 
 
 def bad_gradients(model: nn.Module) -> dict[str, str]:

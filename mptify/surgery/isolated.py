@@ -51,11 +51,15 @@ class IsolatedTracer(fx.Tracer):
         super().__init__(param_shapes_constant=True)
         self.mode_reads: list[str] = []  # the classes whose code asked for `training`
         self.mode = False
-        self.inputs_are_tensors = True  # or else code that asks whether an input is a list can't be traced
+        self.inputs_are_tensors = (
+            True  # or else code that asks whether an input is a list can't be traced
+        )
         self._leaf_functions = {id(function) for function in leaf_functions}
         self._globals: dict[int, _TracedGlobals] = {}
         self._parameter_proxies: dict[str, fx.Proxy] = {}
-        self.observed_methods: tuple[str, ...] = ()  # of the root, whose calls `on_method_end` is told of
+        self.observed_methods: tuple[
+            str, ...
+        ] = ()  # of the root, whose calls `on_method_end` is told of
 
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         """The graph of `root.forward` in the mode `self.mode`."""
@@ -63,7 +67,9 @@ class IsolatedTracer(fx.Tracer):
         _isolate_(root, self)
         for name in self.observed_methods:
             if callable(getattr(type(root), name, None)):
-                root.__dict__[name] = functools.partial(self._observed, name, types.MethodType(getattr(type(root), name), root))
+                root.__dict__[name] = functools.partial(
+                    self._observed, name, types.MethodType(getattr(type(root), name), root)
+                )
         forward: Any = type(root).forward
         if not isinstance(forward, types.FunctionType):
             raise TypeError(f"its forward is a {type(forward).__name__}, not a function")
@@ -79,7 +85,9 @@ class IsolatedTracer(fx.Tracer):
         function, args = self.create_args_for_root(forward, True, concrete_args)
         with _NoDraws():
             output = self.create_arg(function(*args))
-        self.create_node("output", "output", (output,), {}, type_expr=forward.__annotations__.get("return"))
+        self.create_node(
+            "output", "output", (output,), {}, type_expr=forward.__annotations__.get("return")
+        )
         self.submodule_paths = None
         return self.graph
 
@@ -105,7 +113,9 @@ class IsolatedTracer(fx.Tracer):
         if cells is not None:
             cells = tuple(_isolated_cell(cell, self) for cell in cells)
         view = self.globals_view(function.__globals__)
-        copied = types.FunctionType(function.__code__, view, function.__name__, function.__defaults__, cells)
+        copied = types.FunctionType(
+            function.__code__, view, function.__name__, function.__defaults__, cells
+        )
         functools.update_wrapper(copied, function, updated=("__dict__",))
         copied.__dict__.pop("__wrapped__", None)
         if hasattr(function, "__wrapped__"):
@@ -116,7 +126,10 @@ class IsolatedTracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         """As fx does, but of a dictionary that is a dataclass (the outputs of Hugging Face's models) keep the class."""
         if isinstance(a, dict) and dataclasses.is_dataclass(a):
-            values = {field.name: self.create_arg(getattr(a, field.name)) for field in dataclasses.fields(a)}
+            values = {
+                field.name: self.create_arg(getattr(a, field.name))
+                for field in dataclasses.fields(a)
+            }
             return self.create_node("call_function", type(a), (), values)
         return super().create_arg(a)
 
@@ -154,7 +167,9 @@ class _Isolated:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         original: Any = type(self).isolated_from  # type: ignore[attr-defined]
-        return type(self).isolated_by.call_module(self, functools.partial(original.__call__, self), args, kwargs)
+        return type(self).isolated_by.call_module(
+            self, functools.partial(original.__call__, self), args, kwargs
+        )
 
     def __getattr__(self: Any, name: str) -> Any:
         return type(self).isolated_by.attribute(name, super().__getattr__(name))  # type: ignore[misc]
@@ -205,10 +220,19 @@ def _isolated_class(original: type, tracer: IsolatedTracer) -> type:
     body: dict[str, Any] = {}
     for parent in reversed(original.__mro__):
         if not is_torchs(parent.__module__) and parent is not object:
-            body |= {name: _isolated_member(value, tracer) for name, value in vars(parent).items() if not name.startswith("__")}
+            body |= {
+                name: _isolated_member(value, tracer)
+                for name, value in vars(parent).items()
+                if not name.startswith("__")
+            }
         else:
             body = {name: value for name, value in body.items() if name not in vars(parent)}
-    body |= {"isolated_from": original, "isolated_by": tracer, "__module__": original.__module__, "__qualname__": original.__qualname__}
+    body |= {
+        "isolated_from": original,
+        "isolated_by": tracer,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+    }
     body.pop("training", None)
     return type(original)(original.__name__, (_Isolated, original), body)
 
@@ -222,17 +246,23 @@ def _isolated_attribute(value: Any, tracer: IsolatedTracer) -> Any:
     if isinstance(value, types.MethodType) and isinstance(value.__func__, types.FunctionType):
         return types.MethodType(tracer.isolated_function(value.__func__), value.__self__)
     if type(value) is functools.partial:
-        return functools.partial(_isolated_attribute(value.func, tracer), *value.args, **value.keywords)
+        return functools.partial(
+            _isolated_attribute(value.func, tracer), *value.args, **value.keywords
+        )
     return value
 
 
 def _isolated_member(value: Any, tracer: IsolatedTracer) -> Any:
     if isinstance(value, types.FunctionType):
         return tracer.isolated_function(value)
-    if isinstance(value, (staticmethod, classmethod)) and isinstance(value.__func__, types.FunctionType):
+    if isinstance(value, (staticmethod, classmethod)) and isinstance(
+        value.__func__, types.FunctionType
+    ):
         return type(value)(tracer.isolated_function(value.__func__))
     if type(value) is property:
-        return property(*(_isolated_member(part, tracer) for part in (value.fget, value.fset, value.fdel)))
+        return property(
+            *(_isolated_member(part, tracer) for part in (value.fget, value.fset, value.fdel))
+        )
     return value
 
 
@@ -242,7 +272,11 @@ def _isolated_cell(cell: Any, tracer: IsolatedTracer) -> Any:
         value = cell.cell_contents
     except ValueError:  # still empty
         return cell
-    return types.CellType(tracer.isolated_function(value)) if isinstance(value, types.FunctionType) else cell
+    return (
+        types.CellType(tracer.isolated_function(value))
+        if isinstance(value, types.FunctionType)
+        else cell
+    )
 
 
 def is_torchs(module: str | None) -> bool:
@@ -257,16 +291,24 @@ class _TracedGlobals(dict):
     """The globals of a file as traced code sees them; each is looked up, and replaced where it must be, when it is first read."""
 
     def __init__(self, original: dict[str, Any], tracer: IsolatedTracer):
-        super().__init__({key: original[key] for key in ("__builtins__", "__name__") if key in original})
+        super().__init__(
+            {key: original[key] for key in ("__builtins__", "__name__") if key in original}
+        )
         self.original, self.tracer = original, tracer
 
     def __missing__(self, name: str) -> Any:
         if name == "super" and name not in self.original:
             value: Any = functools.partial(_traced_super, self.tracer)
-        elif name == "isinstance" and name not in self.original and not self.tracer.inputs_are_tensors:
+        elif (
+            name == "isinstance"
+            and name not in self.original
+            and not self.tracer.inputs_are_tensors
+        ):
             value = _traced_isinstance
         elif (id(self.original), name) in fx_internals._wrapped_fns_to_patch:  # by `torch.fx.wrap`
-            value = _leaf_function(self.original[name] if name in self.original else getattr(builtins, name))
+            value = _leaf_function(
+                self.original[name] if name in self.original else getattr(builtins, name)
+            )
         else:
             value = self.view(name, self.original[name])
         self[name] = value
@@ -275,7 +317,11 @@ class _TracedGlobals(dict):
     def view(self, name: str, value: Any) -> Any:
         if value is math:
             return _MathView()
-        if value in (random, np.random) if isinstance(value, types.ModuleType) else isinstance(value, _GENERATORS):
+        if (
+            value in (random, np.random)
+            if isinstance(value, types.ModuleType)
+            else isinstance(value, _GENERATORS)
+        ):
             return _Refusing(value)
         if value is np:
             return _NumpyView()
@@ -283,7 +329,9 @@ class _TracedGlobals(dict):
             return value if name.startswith("_") else _leaf_function(value)
         if isinstance(getattr(value, "__self__", None), _GENERATORS):  # from random import random
             return _refuse
-        return self.tracer.isolated_function(value) if isinstance(value, types.FunctionType) else value
+        return (
+            self.tracer.isolated_function(value) if isinstance(value, types.FunctionType) else value
+        )
 
 
 def _traced_super(tracer: IsolatedTracer, *given: Any) -> Any:
@@ -297,7 +345,9 @@ def _traced_super(tracer: IsolatedTracer, *given: Any) -> Any:
 def _traced_isinstance(value: Any, kinds: Any) -> bool:
     """`isinstance`, which can't tell whether a graph's input is a list, a tuple or a dictionary."""
     asked = kinds if isinstance(kinds, tuple) else (kinds,)
-    containers = any(isinstance(kind, type) and issubclass(kind, (list, tuple, dict)) for kind in asked)
+    containers = any(
+        isinstance(kind, type) and issubclass(kind, (list, tuple, dict)) for kind in asked
+    )
     if isinstance(value, fx.Proxy) and value.node.op == "placeholder" and containers:
         raise TypeError("its forward() asks whether its input is a list")
     return isinstance(value, kinds)
@@ -310,7 +360,9 @@ class _SuperView:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._view_parent, name)
         if isinstance(value, types.MethodType) and isinstance(value.__func__, types.FunctionType):
-            return types.MethodType(self._view_tracer.isolated_function(value.__func__), value.__self__)
+            return types.MethodType(
+                self._view_tracer.isolated_function(value.__func__), value.__self__
+            )
         return value
 
 
@@ -348,7 +400,10 @@ def _leaf_function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         found: list[fx.Proxy] = []
-        fx.node.map_aggregate((args, kwargs), lambda value: found.append(value) if isinstance(value, fx.Proxy) else None)
+        fx.node.map_aggregate(
+            (args, kwargs),
+            lambda value: found.append(value) if isinstance(value, fx.Proxy) else None,
+        )
         if not found:
             return function(*args, **kwargs)
         proxy = found[-1].tracer.create_proxy("call_function", function, args, kwargs)
@@ -361,7 +416,9 @@ def _leaf_function(function: Callable[..., Any]) -> Callable[..., Any]:
 class _NoDraws(TorchDispatchMode):
     """Refuses torch operations that draw from a generator. Modes belong to the thread that entered them."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         if torch.Tag.nondeterministic_seeded in function.tags:
             raise DrawsRandomNumbers
         return function(*args, **(kwargs or {}))

@@ -45,8 +45,12 @@ class Handler:
     fan_in: int = 0
     kind: str = ""
     depthwise: bool = False
-    compute_weight: Callable[[nn.Module], Tensor] | None = None  # the weight computed with, where not simply the parameter
-    as_type: type | None = None  # the class that the ticket inherits from, where not the layer's own
+    compute_weight: Callable[[nn.Module], Tensor] | None = (
+        None  # the weight computed with, where not simply the parameter
+    )
+    as_type: type | None = (
+        None  # the class that the ticket inherits from, where not the layer's own
+    )
     drop: tuple[str, ...] = ()  # attributes that `compute_weight` has absorbed
     linear_in_weight: bool = False
 
@@ -55,7 +59,13 @@ class Handler:
         cls = ticket_class(self.as_type or type(layer), self.weight)
         weight = self.compute_weight(layer).detach() if self.compute_weight else None
         ticket = cls.from_layer(
-            layer, config, name=name, fan_in=self.fan_in, weight=weight, bias=self.bias, linear_in_weight=self.linear_in_weight
+            layer,
+            config,
+            name=name,
+            fan_in=self.fan_in,
+            weight=weight,
+            bias=self.bias,
+            linear_in_weight=self.linear_in_weight,
         )
         for attribute in self.drop:
             for store in (ticket._parameters, ticket._buffers, ticket._modules, ticket.__dict__):
@@ -93,11 +103,15 @@ _REGISTERED: dict[type | str, Describe] = {}
 def register(layer_type: type | str) -> Callable[[D], D]:
     """Teach mptify a layer class (or its dotted name, for one that should not be imported yet)."""
     if not isinstance(layer_type, (type, str)):
-        raise BadConfig(f"register: a layer class or its dotted name is needed, not {shown(layer_type)}.")
+        raise BadConfig(
+            f"register: a layer class or its dotted name is needed, not {shown(layer_type)}."
+        )
 
     def decorate(describe: D) -> D:
         if not callable(describe):
-            raise BadConfig(f"register: a function from a layer to its Handler is needed, not {shown(describe)}.")
+            raise BadConfig(
+                f"register: a function from a layer to its Handler is needed, not {shown(describe)}."
+            )
         _REGISTERED[layer_type] = describe
         return describe
 
@@ -131,16 +145,22 @@ def _described(module: nn.Module) -> Handler | CompositeHandler | None:
 
 def check_convertible(name: str, module: nn.Module) -> None:
     """Raise for layers whose weights can't be replaced: quantized to integers, or not yet made."""
-    quantized = type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"))
+    quantized = type(module).__module__.startswith(
+        ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+    )
     if quantized and hasattr(module, "_packed_params"):
         raise CannotConvert(
             f"{name}: {type(module).__name__} holds integer weights; mptify converts the float model, so build it without quantize=True."
         )
     weight = module._parameters.get("weight")
     if isinstance(weight, nn.parameter.UninitializedParameter):
-        raise CannotConvert(f"{name}: this lazy layer has no shape yet; run one batch through the model first.")
+        raise CannotConvert(
+            f"{name}: this lazy layer has no shape yet; run one batch through the model first."
+        )
     if isinstance(weight, Tensor) and find(module) is not None and not weight.is_floating_point():
-        raise CannotConvert(f"{name}: its weights are {weight.dtype}; mptify converts float weights only.")
+        raise CannotConvert(
+            f"{name}: its weights are {weight.dtype}; mptify converts float weights only."
+        )
 
 
 @register(nn.modules.conv._ConvNd)
@@ -192,7 +212,9 @@ def _standardized_conv(layer: Any) -> Handler:
 def _standardized(layer: Any) -> Tensor:
     flat = layer.weight.reshape(1, layer.out_channels, -1)
     scale = (layer.gain * layer.scale).view(-1) if hasattr(layer, "gain") else None
-    return F.batch_norm(flat, None, None, weight=scale, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
+    return F.batch_norm(
+        flat, None, None, weight=scale, training=True, momentum=0.0, eps=layer.eps
+    ).reshape_as(layer.weight)
 
 
 @register("timm.layers.cond_conv2d.CondConv2d")
@@ -211,7 +233,11 @@ def _mixed_conv(layer: Any) -> Handler:
 def _parametrized(layer: nn.Module) -> dict[str, Any]:
     if not parametrize.is_parametrized(layer, "weight"):
         return {}
-    return {"compute_weight": lambda one: one.weight, "as_type": type(layer).__mro__[1], "drop": ("parametrizations",)}
+    return {
+        "compute_weight": lambda one: one.weight,
+        "as_type": type(layer).__mro__[1],
+        "drop": ("parametrizations",),
+    }
 
 
 def _plain_name(layer: nn.Module) -> str:

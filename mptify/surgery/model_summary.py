@@ -71,7 +71,11 @@ def summary(model: nn.Module) -> Summary:
     for planned in plan.layers:
         layer = live[planned.name]
         gain = None if layer.is_meta else round(float(layer.gain), 6)
-        kept = layer.mask.sum().item() if layer.threshold is not None and not layer.is_meta else layer.kept
+        kept = (
+            layer.mask.sum().item()
+            if layer.threshold is not None and not layer.is_meta
+            else layer.kept
+        )
         layers.append(
             LayerSummary(
                 name=planned.name,
@@ -89,7 +93,9 @@ def summary(model: nn.Module) -> Summary:
     trainable = _trainable(model)
     floats = _stored_floats(model)
     mask_bits = sum(mask_entropy(layer.count, layer.kept) for layer in own)
-    if plan.config.init == "keep":  # no seed brings these back: the survivors' signs, or their values
+    if (
+        plan.config.init == "keep"
+    ):  # no seed brings these back: the survivors' signs, or their values
         mask_bits += plan.config.weight_bits * sum(layer.kept for layer in own)
     return Summary(
         bits=plan.config.bits,
@@ -105,7 +111,8 @@ def summary(model: nn.Module) -> Summary:
         converted=plan.converted,
         kept=sum(layer.kept for layer in own),
         float_bytes=4 * (plan.total + floats),
-        packed_bytes=math.ceil(mask_bits / 8) + 4 * (floats + len(own) + sum(left.count for left in plan.left_dense)),
+        packed_bytes=math.ceil(mask_bits / 8)
+        + 4 * (floats + len(own) + sum(left.count for left in plan.left_dense)),
         warnings=tuple(plan.warnings),
     )
 
@@ -122,8 +129,14 @@ def _trainable(model: nn.Module) -> dict[str, int]:
 def _stored_floats(model: nn.Module) -> int:
     """Numbers that a file must hold besides masks and gains: statistics of norms, and whatever is learned."""
     kinds = parameter_kinds(model)
-    learned = sum(p.numel() for n, p in model.named_parameters() if p.requires_grad and kinds[n] not in ("scores", "dense"))
-    statistics = sum(b.numel() for n, b in model.named_buffers() if n.endswith(("running_mean", "running_var")))
+    learned = sum(
+        p.numel()
+        for n, p in model.named_parameters()
+        if p.requires_grad and kinds[n] not in ("scores", "dense")
+    )
+    statistics = sum(
+        b.numel() for n, b in model.named_buffers() if n.endswith(("running_mean", "running_var"))
+    )
     return learned + statistics
 
 
@@ -148,7 +161,9 @@ def _layer_table(summary: Summary, width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column in ("kept", "share") else "left"
-        table.add_column(column, justify=justify, no_wrap=column not in ("layer", "input"), overflow="fold")
+        table.add_column(
+            column, justify=justify, no_wrap=column not in ("layer", "input"), overflow="fold"
+        )
     for layer in summary.layers:
         shape = _sizes(layer.shape)
         share = f"{100 * layer.kept / layer.count:.1f} %"
@@ -177,13 +192,26 @@ def _totals(summary: Summary) -> Table:
     table.add_row("kept", f"{summary.kept:,} ({100 * summary.kept / summary.converted:.2f} %)")
     left = [f"{name}: {count:,} weights, {reason}" for name, count, reason in summary.left_dense]
     _add_some(table, "left dense", left, most=10)
-    _add_some(table, "not a weight", [f"{name}: {_sizes(shape)}, added, joined or looked up" for name, shape in summary.tables])
-    _add_some(table, "dropped", [f"{name}, of an activation that a sign replaces" for name in summary.dropped])
+    _add_some(
+        table,
+        "not a weight",
+        [f"{name}: {_sizes(shape)}, added, joined or looked up" for name, shape in summary.tables],
+    )
+    _add_some(
+        table,
+        "dropped",
+        [f"{name}, of an activation that a sign replaces" for name in summary.dropped],
+    )
     for path, reason in list(summary.untraced.items())[:3]:
         table.add_row("not traced", f"{path or 'the model itself'}: {reason}")
     if len(summary.untraced) > 3:
-        table.add_row("not traced", f"... and {len(summary.untraced) - 3} more parts; each keeps its own forward()")
-    table.add_row("trainable", ", ".join(f"{count:,} {kind}" for kind, count in summary.trainable.items()))
+        table.add_row(
+            "not traced",
+            f"... and {len(summary.untraced) - 3} more parts; each keeps its own forward()",
+        )
+    table.add_row(
+        "trainable", ", ".join(f"{count:,} {kind}" for kind, count in summary.trainable.items())
+    )
     size = f"{_megabytes(summary.float_bytes)} as float32; as a ticket about {_megabytes(summary.packed_bytes)}, or less"
     table.add_row("size", size)
     return table

@@ -11,7 +11,17 @@ from mptify.config import TicketConfig
 from mptify.errors import MptifyError
 from mptify.models.registry import Architecture
 
-__all__ = ["LayerInput", "LeftLayer", "NormBefore", "Obstacle", "Plan", "PlannedLayer", "Reason", "RegionEdits", "plan_of"]
+__all__ = [
+    "LayerInput",
+    "LeftLayer",
+    "NormBefore",
+    "Obstacle",
+    "Plan",
+    "PlannedLayer",
+    "Reason",
+    "RegionEdits",
+    "plan_of",
+]
 
 
 class LayerInput(Enum):
@@ -128,13 +138,23 @@ class NormBefore:
 class RegionEdits:
     """What changes in one graph of a region, by node name."""
 
-    signs: dict[str, NormBefore | None] = field(default_factory=dict)  # activation -> the norm it needs
+    signs: dict[str, NormBefore | None] = field(
+        default_factory=dict
+    )  # activation -> the norm it needs
     vanished: list[str] = field(default_factory=list)  # activations behind a real-valued shortcut
-    norms: dict[str, NormBefore] = field(default_factory=dict)  # bn="insert": activation -> norm before it
-    edges: dict[str, NormBefore | None] = field(default_factory=dict)  # value -> norm; its readers read the sign
-    readers: dict[str, list[str]] = field(default_factory=dict)  # value -> the layer calls that read its sign
+    norms: dict[str, NormBefore] = field(
+        default_factory=dict
+    )  # bn="insert": activation -> norm before it
+    edges: dict[str, NormBefore | None] = field(
+        default_factory=dict
+    )  # value -> norm; its readers read the sign
+    readers: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # value -> the layer calls that read its sign
     pools: dict[str, str] = field(default_factory=dict)  # max-pool -> the conv it moves behind
-    calls: dict[str, str] = field(default_factory=dict)  # functional call -> the layer that takes it over
+    calls: dict[str, str] = field(
+        default_factory=dict
+    )  # functional call -> the layer that takes it over
 
     def __bool__(self) -> bool:
         return any((self.signs, self.vanished, self.norms, self.edges, self.pools, self.calls))
@@ -151,11 +171,15 @@ class Plan:
     untraced: dict[str, str]
     kept_activations: list[str]
     late_signs: list[str]
-    tables: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters that values are not multiplied with: positions, tokens
+    tables: tuple[
+        tuple[str, tuple[int, ...]], ...
+    ] = ()  # parameters that values are not multiplied with: positions, tokens
     dropped: tuple[str, ...] = ()  # parameters of activations that signs take the place of
     architecture: Architecture | None = None  # the name that the network was built by, if known
     structure: str = ""  # the network's digest, where its name was recognized rather than given
-    held: tuple[str, ...] = ()  # parameters that the caller had frozen: where no ticket covers them, they stay so
+    held: tuple[
+        str, ...
+    ] = ()  # parameters that the caller had frozen: where no ticket covers them, they stay so
 
     @property
     def converted(self) -> int:
@@ -178,9 +202,13 @@ class Plan:
                 "dense='depthwise' leaves them out."
             )
         if self.config.bn == "insert" and self.kept_activations:
-            notes.append(f"{len(self.kept_activations)} activations lie in code that can't be traced and got no BatchNorm.")
+            notes.append(
+                f"{len(self.kept_activations)} activations lie in code that can't be traced and got no BatchNorm."
+            )
         if self.late_signs:
-            notes.append(f"{self.late_signs[0]} comes after the last layer, so the network's outputs are made of ±1.")
+            notes.append(
+                f"{self.late_signs[0]} comes after the last layer, so the network's outputs are made of ±1."
+            )
         tiny = [layer.name for layer in self.layers if layer.kept == 1 and layer.count > 1]
         if tiny:
             notes.append(f"{len(tiny)} layers keep a single weight ({tiny[0]}, ...).")

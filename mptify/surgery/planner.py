@@ -29,7 +29,16 @@ from mptify.nn.topk import kept_count
 from mptify.surgery import layer_registry
 from mptify.surgery.dataflow import Fact, argument, node_kind, walk
 from mptify.surgery.hooks import is_hooked
-from mptify.surgery.plan import LayerInput, LeftLayer, NormBefore, Obstacle, Plan, PlannedLayer, Reason, RegionEdits
+from mptify.surgery.plan import (
+    LayerInput,
+    LeftLayer,
+    NormBefore,
+    Obstacle,
+    Plan,
+    PlannedLayer,
+    Reason,
+    RegionEdits,
+)
 from mptify.surgery.trace import Region, Traced, is_opaque, join
 from mptify.surgery.weights import other_parameters, weights_of
 
@@ -59,10 +68,14 @@ class _Planner:
         self.model = traced.model
         self.signs = config.activation_bits == 1
         if any(isinstance(module, Ticketed) for module in self.model.modules()):
-            raise CannotConvert("This is a ticket model already; convert the network that it was made of.")
+            raise CannotConvert(
+                "This is a ticket model already; convert the network that it was made of."
+            )
         self.found = dict(weights_of(traced))
         if not self.found:
-            raise NothingToConvert("The model has no conv or linear weight, so there is nothing to make a ticket of.")
+            raise NothingToConvert(
+                "The model has no conv or linear weight, so there is nothing to make a ticket of."
+            )
         self.others = list(other_parameters(traced, self.found.values()))
         self.obstacles = self._shared_elsewhere() | self._used_oddly()
         self.inputs: dict[str, LayerInput] = {}
@@ -85,17 +98,24 @@ class _Planner:
             if region.is_layer:
                 self._lone(region, reasons)
             else:
-                edits[region.path] = {mode: self._graph(region, graph, reasons) for mode, graph in region.graphs.items()}
+                edits[region.path] = {
+                    mode: self._graph(region, graph, reasons)
+                    for mode, graph in region.graphs.items()
+                }
         self._note_kept_activations()
         layers, left = self._account(reasons)
         if needs_layers and not layers:
-            raise NothingToConvert(f"Nothing is left to convert: {left[0].name} and {len(left) - 1} more stay dense ({left[0].reason}).")
+            raise NothingToConvert(
+                f"Nothing is left to convert: {left[0].name} and {len(left) - 1} more stay dense ({left[0].reason})."
+            )
         unwilling = [one for one in left if not one.obstacle.reason.is_asked]
         if self.config.strict and unwilling:
             raise LeftDense(
                 f"{unwilling[0].name} would stay dense ({unwilling[0].reason}), and {len(unwilling) - 1} more; strict=False lets them."
             )
-        held = tuple(name for name, parameter in self.model.named_parameters() if not parameter.requires_grad)
+        held = tuple(
+            name for name, parameter in self.model.named_parameters() if not parameter.requires_grad
+        )
         return Plan(
             self.config,
             layers,
@@ -104,7 +124,11 @@ class _Planner:
             self.traced.untraced,
             self.kept_activations,
             sorted(self.late_signs),
-            tables=tuple((other.name, tuple(other.tensor.shape)) for other in self.others if not other.obstacle),
+            tables=tuple(
+                (other.name, tuple(other.tensor.shape))
+                for other in self.others
+                if not other.obstacle
+            ),
             dropped=tuple(self.dropped),
             held=held,
         )
@@ -113,12 +137,18 @@ class _Planner:
 
     def _check_patterns(self) -> None:
         names = [*self.found, *(other.name for other in self.others if other.obstacle)]
-        given = {"include": self.config.include, "exclude": self.config.exclude, "prune_overrides": tuple(self.config.prune_overrides)}
+        given = {
+            "include": self.config.include,
+            "exclude": self.config.exclude,
+            "prune_overrides": tuple(self.config.prune_overrides),
+        }
         for setting, patterns in given.items():
             for pattern in patterns:
                 if not any(fnmatchcase(name, pattern) for name in names):
                     near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-                    raise BadConfig(f"{setting}={pattern!r} matches no layer of this model; it has {', '.join(near)}, ...")
+                    raise BadConfig(
+                        f"{setting}={pattern!r} matches no layer of this model; it has {', '.join(near)}, ..."
+                    )
 
     def _find_ends(self) -> None:
         """Which layers read pixels, and which come last."""
@@ -128,7 +158,9 @@ class _Planner:
                 reads = list(self._reads(region, graph))
                 ends = _downstream_free([read.node for read in reads])
                 for read in reads:
-                    if (read.value is not None and facts[read.value].pixels) or self._looks_like_pixels(region, read):
+                    if (
+                        read.value is not None and facts[read.value].pixels
+                    ) or self._looks_like_pixels(region, read):
                         self.pixel_readers.add(read.layer)
                     if region.path == "" and read.node in ends:
                         self.last.append(read.layer)
@@ -143,7 +175,9 @@ class _Planner:
         if region.path == "" or read.value is None or read.value.op != "placeholder":
             return False
         first = next(iter(self.found))
-        return read.layer == first or (read.axis == 1 and read.channels <= 4 and read.channels == self.found[first].inputs)
+        return read.layer == first or (
+            read.axis == 1 and read.channels <= 4 and read.channels == self.found[first].inputs
+        )
 
     def _reasons_to_leave(self) -> dict[str, Obstacle]:
         config, reasons = self.config, {}
@@ -169,13 +203,20 @@ class _Planner:
 
     def _shared_elsewhere(self) -> dict[str, Obstacle]:
         """Weights that hang somewhere else too, where no layer is: an embedding can't look up words in a ticket."""
-        slots = {(weight.owner if weight.functional else name, weight.attribute) for name, weight in self.found.items()}
+        slots = {
+            (weight.owner if weight.functional else name, weight.attribute)
+            for name, weight in self.found.items()
+        }
         elsewhere: dict[int, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             for name, parameter in module._parameters.items():
-                if parameter is not None and (path, name) not in slots and (self._names[id(module)], name) not in slots:
+                if (
+                    parameter is not None
+                    and (path, name) not in slots
+                    and (self._names[id(module)], name) not in slots
+                ):
                     elsewhere[id(parameter)] = join(path, name)
         found = ((name, elsewhere.get(id(weight.tensor))) for name, weight in self.found.items())
         return {name: Obstacle(Reason.SHARED, other) for name, other in found if other is not None}
@@ -185,17 +226,32 @@ class _Planner:
         odd: dict[str, Obstacle] = {}
         gone = self.signs or self.config.bias == "drop"  # whether `layer.bias` will be None
         for region in self.traced.regions:
-            nodes = [node for graph in region.graphs.values() for node in graph.nodes if node.op == "get_attr"]
+            nodes = [
+                node
+                for graph in region.graphs.values()
+                for node in graph.nodes
+                if node.op == "get_attr"
+            ]
             for node in nodes:
                 full = join(region.path, str(node.target))
                 layer, _, attribute = full.rpartition(".")
                 reader = self._owner_of(region, str(node.target))
                 for user in node.users:
-                    known = user.op == "call_function" and (user.target in CONTRACTIONS or is_opaque(user.target))
+                    known = user.op == "call_function" and (
+                        user.target in CONTRACTIONS or is_opaque(user.target)
+                    )
                     if layer in self.found and attribute == "bias" and gone and not known:
                         odd[layer] = Obstacle(Reason.BIAS_READ)
-                    elif reader is not None and self.signs and not known and not _only_looks(user) and user.op != "output":
-                        odd[reader] = Obstacle(Reason.ODD_OPERATION, layer_registry.target_name(user.target))
+                    elif (
+                        reader is not None
+                        and self.signs
+                        and not known
+                        and not _only_looks(user)
+                        and user.op != "output"
+                    ):
+                        odd[reader] = Obstacle(
+                            Reason.ODD_OPERATION, layer_registry.target_name(user.target)
+                        )
         return odd
 
     def _account(self, reasons: dict[str, Obstacle]) -> tuple[list[PlannedLayer], list[LeftLayer]]:
@@ -229,13 +285,23 @@ class _Planner:
         for other in self.others:
             if other.obstacle:
                 asked = any(fnmatchcase(other.name, pattern) for pattern in self.config.exclude)
-                left.append(LeftLayer(other.name, other.tensor.numel(), Obstacle(Reason.EXCLUDED) if asked else other.obstacle))
+                left.append(
+                    LeftLayer(
+                        other.name,
+                        other.tensor.numel(),
+                        Obstacle(Reason.EXCLUDED) if asked else other.obstacle,
+                    )
+                )
         return layers, left
 
     # -- layers called from code that can't be traced --------------------------------------------------------------------
 
     def _lone(self, region: Region, reasons: dict[str, Obstacle]) -> None:
-        inside = [name for name in self.found if name == region.path or name.startswith(f"{region.path}.") or not region.path]
+        inside = [
+            name
+            for name in self.found
+            if name == region.path or name.startswith(f"{region.path}.") or not region.path
+        ]
         for name in inside:
             self.reached.add(name)
             if not self.signs or name in reasons:
@@ -274,13 +340,21 @@ class _Planner:
     def _may_come_last(self, layer: str) -> bool:
         """In a network that can't be traced whole: its last layer, or what it calls its classifier."""
         weight = self.found[layer]
-        return layer in self.last or self._is_classifier(self.model.get_submodule(weight.owner if weight.functional else layer))
+        return layer in self.last or self._is_classifier(
+            self.model.get_submodule(weight.owner if weight.functional else layer)
+        )
 
     def _note_kept_activations(self) -> None:
         if not self.signs and self.config.bn != "insert":
             return
         regions = [region for region in self.traced.regions if region.graphs]
-        handled = {join(r.path, str(n.target)) for r in regions for g in r.graphs.values() for n in g.nodes if n.op == "call_module"}
+        handled = {
+            join(r.path, str(n.target))
+            for r in regions
+            for g in r.graphs.values()
+            for n in g.nodes
+            if n.op == "call_module"
+        }
         for name, module in self.model.named_modules():
             inside = any(name.startswith(path + ".") or not path for path in self.traced.untraced)
             if inside and layer_registry.is_activation(module) and name not in handled:
@@ -295,7 +369,9 @@ class _Planner:
                 name = join(region.path, self._canonical(region, node.target))
                 if name in self.found:
                     weight = self.found[name]
-                    value = next((one for one in node.args if isinstance(one, fx.Node)), None) or next(iter(node.all_input_nodes), None)
+                    value = next(
+                        (one for one in node.args if isinstance(one, fx.Node)), None
+                    ) or next(iter(node.all_input_nodes), None)
                     yield _Read(node, name, value, weight.axis, weight.inputs)
             elif node.op == "get_attr":
                 owner = self._owner_of(region, str(node.target))
@@ -303,8 +379,19 @@ class _Planner:
                     continue
                 weight = self.found[owner]
                 for user in node.users:
-                    if user.op == "call_function" and user.target in CONTRACTIONS and argument(user, 1, "weight") is node:
-                        yield _Read(user, owner, argument(user, 0, "input"), weight.axis, weight.inputs, functional=True)
+                    if (
+                        user.op == "call_function"
+                        and user.target in CONTRACTIONS
+                        and argument(user, 1, "weight") is node
+                    ):
+                        yield _Read(
+                            user,
+                            owner,
+                            argument(user, 0, "input"),
+                            weight.axis,
+                            weight.inputs,
+                            functional=True,
+                        )
                     elif user.op != "output" and not _only_looks(user):
                         yield _Read(user, owner, None, weight.axis, weight.inputs, functional=True)
 
@@ -334,7 +421,10 @@ class _Planner:
         if not self.signs and self.config.bn == "keep":
             return edits
         kinds = {
-            node: node_kind(node, region.module.get_submodule(node.target) if node.op == "call_module" else None) for node in graph.nodes
+            node: node_kind(
+                node, region.module.get_submodule(node.target) if node.op == "call_module" else None
+            )
+            for node in graph.nodes
         }
         activations = [node for node in graph.nodes if kinds[node] == "activation"]
         if not self.signs:
@@ -345,23 +435,37 @@ class _Planner:
             self._move_pools(edits, graph, kinds, set(edits.norms), region)
             return edits
         summed = walk(graph, region.module, region.path == "", signs=True)
-        vanished = {node for node in activations if self.config.residual == "real" and summed[_input(node)].summed}
+        vanished = {
+            node
+            for node in activations
+            if self.config.residual == "real" and summed[_input(node)].summed
+        }
         edits.vanished = [node.name for node in graph.nodes if node in vanished]
         facts = walk(graph, region.module, region.path == "", signs=True, passing=vanished)
         for node in activations:
             self.dropped |= dict.fromkeys(_own_parameters(node, region))
             if node not in vanished:
                 value = facts[_input(node)]
-                edits.signs[node.name] = None if value.normalised else _norm_for(value, node, kinds, region)
+                edits.signs[node.name] = (
+                    None if value.normalised else _norm_for(value, node, kinds, region)
+                )
         if region.path == "" and self.traced.whole:
-            late = _downstream_free([node for node in activations if node not in vanished], {read.node for read in reads})
+            late = _downstream_free(
+                [node for node in activations if node not in vanished],
+                {read.node for read in reads},
+            )
             self.late_signs.update(join(region.path, node.meta["site"]) for node in late)
         self._move_pools(edits, graph, kinds, set(edits.signs), region)
         self._binarize_reads(edits, region, reads, facts, reasons)
         return edits
 
     def _binarize_reads(
-        self, edits: RegionEdits, region: Region, reads: list[_Read], facts: dict[fx.Node, Fact], reasons: dict[str, Obstacle]
+        self,
+        edits: RegionEdits,
+        region: Region,
+        reads: list[_Read],
+        facts: dict[fx.Node, Fact],
+        reasons: dict[str, Obstacle],
     ) -> None:
         ends = _downstream_free([read.node for read in reads])
         for read in reads:
@@ -381,22 +485,39 @@ class _Planner:
                 self.inputs[read.layer] = LayerInput.PIXELS
             elif fact.binary:
                 self.inputs.setdefault(read.layer, LayerInput.BINARY)
-            elif fact.pooled and read.node in ends and (region.path == "" or self._may_come_last(read.layer)):
+            elif (
+                fact.pooled
+                and read.node in ends
+                and (region.path == "" or self._may_come_last(read.layer))
+            ):
                 self.inputs[read.layer] = LayerInput.POOLED
             else:
                 norm = None if fact.normalised else NormBefore(read.channels, read.axis)
                 edits.edges.setdefault(read.value.name, norm)
                 edits.readers.setdefault(read.value.name, []).append(read.node.name)
-                self.inputs[read.layer] = LayerInput.SIGN if fact.normalised else LayerInput.NORM_SIGN
+                self.inputs[read.layer] = (
+                    LayerInput.SIGN if fact.normalised else LayerInput.NORM_SIGN
+                )
 
-    def _move_pools(self, edits: RegionEdits, graph: fx.Graph, kinds: dict[fx.Node, str], changed: set[str], region: Region) -> None:
+    def _move_pools(
+        self,
+        edits: RegionEdits,
+        graph: fx.Graph,
+        kinds: dict[fx.Node, str],
+        changed: set[str],
+        region: Region,
+    ) -> None:
         for node in graph.nodes:
             if kinds[node] not in ("maxpool", "max_pool1d", "max_pool2d", "max_pool3d"):
                 continue
             activation = _input(node)
-            if node.op == "call_module" and getattr(region.module.get_submodule(node.target), "return_indices", False):
+            if node.op == "call_module" and getattr(
+                region.module.get_submodule(node.target), "return_indices", False
+            ):
                 continue
-            if any(_has_hooks(one, region) for one in (node, activation)):  # they wait for values of a certain size
+            if any(
+                _has_hooks(one, region) for one in (node, activation)
+            ):  # they wait for values of a certain size
                 continue
             if activation is None or activation.name not in changed or len(activation.users) > 1:
                 continue
@@ -412,7 +533,9 @@ class _Planner:
 def _norm_for(fact: Fact, node: fx.Node, kinds: dict[fx.Node, str], region: Region) -> NormBefore:
     if fact.channels is not None and fact.axis in (1, -1):
         return NormBefore(fact.channels, fact.axis)
-    reader: fx.Node | None = node  # or what the next layer expects, if nothing on the way moves the channels
+    reader: fx.Node | None = (
+        node  # or what the next layer expects, if nothing on the way moves the channels
+    )
     while reader is not None and len(reader.users) == 1:
         reader = next(iter(reader.users))
         if kinds[reader] == "layer":
@@ -425,7 +548,11 @@ def _norm_for(fact: Fact, node: fx.Node, kinds: dict[fx.Node, str], region: Regi
 
 
 def _has_hooks(node: fx.Node | None, region: Region) -> bool:
-    return node is not None and node.op == "call_module" and is_hooked(region.module.get_submodule(str(node.target)))
+    return (
+        node is not None
+        and node.op == "call_module"
+        and is_hooked(region.module.get_submodule(str(node.target)))
+    )
 
 
 def _own_parameters(activation: fx.Node, region: Region) -> list[str]:
@@ -433,7 +560,11 @@ def _own_parameters(activation: fx.Node, region: Region) -> list[str]:
     if activation.op == "call_module":
         names = region.module.get_submodule(str(activation.target)).named_parameters()
         return [join(join(region.path, str(activation.target)), name) for name, _ in names]
-    return [join(region.path, str(node.target)) for node in activation.all_input_nodes[1:] if node.op == "get_attr"]
+    return [
+        join(region.path, str(node.target))
+        for node in activation.all_input_nodes[1:]
+        if node.op == "get_attr"
+    ]
 
 
 def _input(node: fx.Node) -> Any:

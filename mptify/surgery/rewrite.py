@@ -62,7 +62,9 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
 
 def _own_tensors_(model: nn.Module, plan: Plan) -> None:
     """Give the copy tensors of its own, except where a weight is about to be replaced."""
-    replaced = set() if plan.config.init == "keep" else {_place_of(model, layer) for layer in plan.layers}
+    replaced = (
+        set() if plan.config.init == "keep" else {_place_of(model, layer) for layer in plan.layers}
+    )
     copies: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -73,10 +75,16 @@ def _own_tensors_(model: nn.Module, plan: Plan) -> None:
                     continue
                 if id(tensor) not in copies:
                     fresh = tensor.detach().clone()
-                    copies[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
+                    copies[id(tensor)] = (
+                        nn.Parameter(fresh, tensor.requires_grad)
+                        if isinstance(tensor, nn.Parameter)
+                        else fresh
+                    )
                 store[name] = copies[id(tensor)]
         if isinstance(module, nn.RNNBase):  # which computes with a list of its own
-            module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
+            module._flat_weights = [
+                module._parameters.get(name) for name in module._flat_weights_names
+            ]
 
 
 def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:
@@ -101,8 +109,12 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
             attribute = planned.name.rpartition(".")[2]
             parameter: Any = model.get_submodule(planned.owner)._parameters[attribute]
             axis = 1 if planned.kind.startswith("F.conv") else -1
-            fan_in = parameter[0].numel() if "transpose" not in planned.kind else parameter[:, 0].numel()
-            ticket: Any = TicketParameter(parameter, plan.config, name=planned.name, fan_in=fan_in, axis=axis)
+            fan_in = (
+                parameter[0].numel() if "transpose" not in planned.kind else parameter[:, 0].numel()
+            )
+            ticket: Any = TicketParameter(
+                parameter, plan.config, name=planned.name, fan_in=fan_in, axis=axis
+            )
             owners.setdefault(planned.owner, {})[attribute] = ticket
         else:
             original = model.get_submodule(planned.name)
@@ -153,15 +165,24 @@ def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
                 parent._modules[name] = swaps[id(child)]
 
 
-def _zero_biases_for_fusing_(model: nn.Module, without_bias: dict[int, tuple[str, torch.Tensor]]) -> None:
+def _zero_biases_for_fusing_(
+    model: nn.Module, without_bias: dict[int, tuple[str, torch.Tensor]]
+) -> None:
     """Blocks that can fuse their branches (`timm.utils.reparameterize_model`) add up the biases of their layers.
 
     A dropped bias of such a layer becomes a buffer of zeros that no file stores.
     """
     for module in model.modules():
-        if any(callable(getattr(type(module), name, None)) for name in ("fuse", "reparameterize", "switch_to_deploy")):
+        if any(
+            callable(getattr(type(module), name, None))
+            for name in ("fuse", "reparameterize", "switch_to_deploy")
+        ):
             for child in module.children():
-                if id(child) in without_bias and isinstance(child, Ticketed) and not child.scales_output:
+                if (
+                    id(child) in without_bias
+                    and isinstance(child, Ticketed)
+                    and not child.scales_output
+                ):
                     name, bias = without_bias[id(child)]
                     child._parameters.pop(name)
                     child.register_buffer(name, torch.zeros_like(bias), persistent=False)

@@ -37,7 +37,12 @@ _PRIMITIVES = (
     nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.dropout._DropoutNd,
     nn.Embedding, torch.jit.ScriptModule, isolated.ScriptStandIn,
 )  # fmt: skip
-_REGULARIZERS = ("DropPath", "StochasticDepth", "DropBlock2d", "PatchDropout")  # random in train(), nothing in eval()
+_REGULARIZERS = (
+    "DropPath",
+    "StochasticDepth",
+    "DropBlock2d",
+    "PatchDropout",
+)  # random in train(), nothing in eval()
 
 
 @dataclass
@@ -89,7 +94,10 @@ def share_copy(model: nn.Module) -> nn.Module:
             memo[id(tensor.grad)] = tensor.grad
     for module in model.modules():  # results that hooks left behind, which deepcopy refuses
         memo.update(
-            (id(tensor), tensor) for name, value in vars(module).items() if not name.startswith("_") for tensor in _tensors_in(value)
+            (id(tensor), tensor)
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            for tensor in _tensors_in(value)
         )
     return copy.deepcopy(model, memo)
 
@@ -102,7 +110,9 @@ def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
             yield from _tensors_in(one, depth - 1)
 
 
-def _open(traced: Traced, path: str, module: nn.Module, seen: set[int], caller: nn.Module | None = None) -> None:
+def _open(
+    traced: Traced, path: str, module: nn.Module, seen: set[int], caller: nn.Module | None = None
+) -> None:
     """Make `module` a region, or, where fx can't follow it, look for regions among its children.
 
     `caller` is the module whose Python code calls it, if one does; lists of modules have none of their own.
@@ -113,7 +123,11 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int], caller: 
     if layer_registry.is_known(module):
         traced.regions.append(Region(path, module))
         return
-    if layer_registry.is_activation(module) or not _is_interesting(module) or isinstance(module, torch.jit.ScriptModule):
+    if (
+        layer_registry.is_activation(module)
+        or not _is_interesting(module)
+        or isinstance(module, torch.jit.ScriptModule)
+    ):
         return
     if not _has_own_forward(module):
         _open_children(traced, path, module, seen, caller)
@@ -138,7 +152,9 @@ def _open(traced: Traced, path: str, module: nn.Module, seen: set[int], caller: 
         seen.add(id(leaf))
 
 
-def _open_children(traced: Traced, path: str, module: nn.Module, seen: set[int], caller: nn.Module | None) -> None:
+def _open_children(
+    traced: Traced, path: str, module: nn.Module, seen: set[int], caller: nn.Module | None
+) -> None:
     for name, child in module.named_children():
         _open(traced, join(path, name), child, seen, caller)
 
@@ -150,7 +166,10 @@ def join(path: str, name: str) -> str:
 
 def _is_interesting(module: nn.Module) -> bool:
     """Whether there is anything to convert in it: a layer, or a parameter that it may use as one."""
-    return any(layer_registry.is_known(part) or (part._parameters and not isinstance(part, _PRIMITIVES)) for part in module.modules())
+    return any(
+        layer_registry.is_known(part) or (part._parameters and not isinstance(part, _PRIMITIVES))
+        for part in module.modules()
+    )
 
 
 def _has_own_forward(module: nn.Module) -> bool:
@@ -171,8 +190,17 @@ def _require_traceable(module: nn.Module, caller: nn.Module | None) -> None:
     more = reason_to_keep_code(caller, module) if caller is not None else ""
     if more:
         raise RuntimeError(more)
-    hooks = [(name, hook) for name, part in module.named_modules() if name and is_hooked(part) for hook in _hooks_of(part)]
-    mine = {id(value) for part in module.modules() for value in (part, *vars(part).values())} if hooks else set()
+    hooks = [
+        (name, hook)
+        for name, part in module.named_modules()
+        if name and is_hooked(part)
+        for hook in _hooks_of(part)
+    ]
+    mine = (
+        {id(value) for part in module.modules() for value in (part, *vars(part).values())}
+        if hooks
+        else set()
+    )
     for name, hook in hooks:
         if any(id(owner) in mine for owner in _owners_of(hook)):
             raise RuntimeError(f"a hook on {name} may hand it values")
@@ -219,18 +247,25 @@ def _scratch_copy(module: nn.Module) -> nn.Module:
     """A copy to run on proxies: what that leaves in attributes, buffers and the lists of hooks is thrown away with it."""
     scratch = share_copy(module)
     for part in scratch.modules():
-        part._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in part._buffers.items()}
+        part._buffers = {
+            name: None if buffer is None else buffer.clone()
+            for name, buffer in part._buffers.items()
+        }
         if part is scratch:
             part._forward_hooks, part._forward_pre_hooks = OrderedDict(), OrderedDict()
     return scratch
 
 
-def _trace_once(module: nn.Module, opaque: set[type], *, training: bool, is_model: bool) -> tuple[fx.Graph, bool]:
+def _trace_once(
+    module: nn.Module, opaque: set[type], *, training: bool, is_model: bool
+) -> tuple[fx.Graph, bool]:
     """The graph in one mode, and whether the code that was run looked at the mode."""
     versions = [buffer._version for buffer in module.buffers()]
     tracer = RegionTracer(opaque)
     tracer.mode = training
-    tracer.inputs_are_tensors = is_model  # what code that stays Python hands to a part may be anything
+    tracer.inputs_are_tensors = (
+        is_model  # what code that stays Python hands to a part may be anything
+    )
     graph = tracer.trace(module, _defaults_of(module))
     mode_matters = bool(tracer.mode_reads)
     _restore_names_(graph, module)
@@ -263,19 +298,32 @@ def _works_in_place(node: fx.Node, root: nn.Module) -> bool:
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
         return layer_registry.is_activation(module) and getattr(module, "inplace", False)
-    in_place = layer_registry.target_name(node.target).endswith("_") or node.kwargs.get("inplace") is True
-    return node.op in ("call_function", "call_method") and in_place and layer_registry.is_activation_function(node.target)
+    in_place = (
+        layer_registry.target_name(node.target).endswith("_") or node.kwargs.get("inplace") is True
+    )
+    return (
+        node.op in ("call_function", "call_method")
+        and in_place
+        and layer_registry.is_activation_function(node.target)
+    )
 
 
 def _restore_names_(graph: fx.Graph, module: nn.Module) -> None:
     """fx renames the arguments that it was told the value of; callers pass them by their old names."""
-    inputs = [node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*")]
+    inputs = [
+        node
+        for node in graph.nodes
+        if node.op == "placeholder" and not str(node.target).startswith("*")
+    ]
     for node, name in zip(inputs, inspect.signature(module.forward).parameters, strict=False):
         node.target = name
     if inputs:
         inputs[0].args = ()  # without it there is nothing to compute, whatever its default
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in (torch._assert, fx._symbolic_trace._assert_is_none):
+        if node.op == "call_function" and node.target in (
+            torch._assert,
+            fx._symbolic_trace._assert_is_none,
+        ):
             value, message = node.args
             if "has been specialized" not in str(message):
                 continue
@@ -301,14 +349,20 @@ def _make_lists_afresh_(graph: fx.Graph) -> None:
 
 def is_opaque(function: Any) -> bool:
     """A Python function that fx was told not to look into."""
-    return isinstance(function, FunctionType) and not (function.__module__ or "").startswith("torch.")
+    return isinstance(function, FunctionType) and not (function.__module__ or "").startswith(
+        "torch."
+    )
 
 
 def _bring_constants_(module: nn.Module, scratch: nn.Module, graphs: dict[bool, fx.Graph]) -> None:
     """Tensors that `forward` made out of nothing, which fx hung on the module that it traced."""
     for graph in graphs.values():
         for node in graph.nodes:
-            if node.op == "get_attr" and not hasattr(module, str(node.target)) and "." not in str(node.target):
+            if (
+                node.op == "get_attr"
+                and not hasattr(module, str(node.target))
+                and "." not in str(node.target)
+            ):
                 setattr(module, str(node.target), getattr(scratch, str(node.target)))
 
 
@@ -317,9 +371,17 @@ def _defaults_of(module: nn.Module) -> dict[str, Any]:
 
     Where all are optional, as in `forward(self, pixel_values=None, labels=None)`, the first is the input.
     """
-    parameters = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    parameters = [
+        p
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
     first_is_input = bool(parameters) and all(p.default is not p.empty for p in parameters)
-    return {p.name: p.default for p in parameters[1 if first_is_input else 0 :] if p.default is not p.empty}
+    return {
+        p.name: p.default
+        for p in parameters[1 if first_is_input else 0 :]
+        if p.default is not p.empty
+    }
 
 
 class RegionTracer(IsolatedTracer):
@@ -336,7 +398,9 @@ class RegionTracer(IsolatedTracer):
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         graph = super().trace(root, concrete_args)
         output = next(node for node in reversed(graph.nodes) if node.op == "output")
-        if output.args[0] is not self.head_result:  # `forward` does more with what `forward_head` returned
+        if (
+            output.args[0] is not self.head_result
+        ):  # `forward` does more with what `forward_head` returned
             for node in graph.nodes:
                 node.meta.pop("input_of", None)
         return graph
@@ -345,7 +409,10 @@ class RegionTracer(IsolatedTracer):
         """Mark the values between the parts that timm's models are made of, so that a rewritten graph can run them alone."""
         _, value, *others = inspect.signature(getattr(type(self.root), name)).parameters.values()
         passed = dict(zip((one.name for one in others), args[1:], strict=False)) | kwargs
-        if any(passed.get(one.name, one.default) is not one.default for one in others) or value.name in kwargs:
+        if (
+            any(passed.get(one.name, one.default) is not one.default for one in others)
+            or value.name in kwargs
+        ):
             return
         if not isinstance(args[0], fx.Proxy) or not isinstance(result, fx.Proxy):
             return
@@ -379,7 +446,9 @@ class RegionTracer(IsolatedTracer):
                 error.failed_module = m  # type: ignore[attr-defined]
             raise
 
-    def _norm_then_activation(self, m: nn.Module, parts: list[nn.Module], args: tuple, kwargs: dict) -> Any:
+    def _norm_then_activation(
+        self, m: nn.Module, parts: list[nn.Module], args: tuple, kwargs: dict
+    ) -> Any:
         """A norm with its activation inside (timm's BatchNormAct2d) is traced as the two calls that it is."""
         value = self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
         value.node.meta["norm_only"] = True
@@ -387,14 +456,29 @@ class RegionTracer(IsolatedTracer):
             value = super().call_module(part, part.forward, (value,), {})
         return value
 
-    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None) -> fx.Node:
+    def create_node(
+        self,
+        kind: str,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        name: Any = None,
+        type_expr: Any = None,
+    ) -> fx.Node:
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         scope = self.scope.module_path
-        label = target if kind == "call_module" else join(scope, getattr(target, "__name__", str(target)))
+        label = (
+            target
+            if kind == "call_module"
+            else join(scope, getattr(target, "__name__", str(target)))
+        )
         nth = self.calls.get(label, 0)
         self.calls[label] = nth + 1
         node.meta["site"] = label if nth == 0 else f"{label}#{nth}"
-        place = (label, *_caller())  # the same in both modes, however many calls only one of them makes
+        place = (
+            label,
+            *_caller(),
+        )  # the same in both modes, however many calls only one of them makes
         again = self.calls.get(place, 0)
         self.calls[place] = again + 1
         node.meta["key"] = (*place, again)
@@ -405,7 +489,9 @@ def _caller() -> tuple[str, int]:
     """File and line of the model's code that is being run."""
     frame = sys._getframe(2)
     ours = (__file__, isolated.__file__)
-    while frame.f_back is not None and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename in ours):
+    while frame.f_back is not None and (
+        "/torch/" in frame.f_code.co_filename or frame.f_code.co_filename in ours
+    ):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
@@ -416,5 +502,7 @@ def _timm_notrace() -> tuple[list[type], list[Any]]:
         return [], []
     from timm.layers import get_notrace_functions, get_notrace_modules
 
-    modules = [m for m in get_notrace_modules() if not issubclass(m, nn.modules.batchnorm._NormBase)]
+    modules = [
+        m for m in get_notrace_modules() if not issubclass(m, nn.modules.batchnorm._NormBase)
+    ]
     return modules, list(get_notrace_functions())

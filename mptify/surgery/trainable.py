@@ -16,7 +16,12 @@ def reset_norms_(model: nn.Module) -> None:
     """Fresh frozen weights make old statistics and old scales meaningless: norms start at weight 1, bias 0."""
     for module in model.modules():
         if is_norm(module):
-            for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
+            for name, value in (
+                ("weight", 1.0),
+                ("bias", 0.0),
+                ("running_mean", 0.0),
+                ("running_var", 1.0),
+            ):
                 tensor = getattr(module, name, None)
                 if isinstance(tensor, torch.Tensor):
                     with torch.no_grad():
@@ -27,15 +32,27 @@ def is_norm(module: nn.Module) -> bool:
     """BatchNorm, LayerNorm, GroupNorm and their like, from torch or anyone: a name is not enough, the weight must be a vector."""
     if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)):
         return True
-    if isinstance(module, Ticketed) or "norm" not in type(module).__name__.lower() or any(True for _ in module.children()):
+    if (
+        isinstance(module, Ticketed)
+        or "norm" not in type(module).__name__.lower()
+        or any(True for _ in module.children())
+    ):
         return False
-    return all(parameter is None or parameter.dim() <= 1 for parameter in module._parameters.values())
+    return all(
+        parameter is None or parameter.dim() <= 1 for parameter in module._parameters.values()
+    )
 
 
 def let_train_(model: nn.Module, plan: Plan) -> None:
     """Exactly what the config names requires grad, without what the caller had frozen."""
     kinds, config = parameter_kinds(model), plan.config
-    allowed = {"scores": True, "norm": config.learn_bn, "bias": config.bias == "learn", "other": config.other == "learn", "dense": True}
+    allowed = {
+        "scores": True,
+        "norm": config.learn_bn,
+        "bias": config.bias == "learn",
+        "other": config.other == "learn",
+        "dense": True,
+    }
     for name, parameter in model.named_parameters():
         held = name in plan.held and kinds[name] in ("other", "dense")
         parameter.requires_grad_(allowed.get(kinds[name], False) and not held)
@@ -49,7 +66,11 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
         for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
             full = f"{prefix}.{name}" if prefix else name
             if isinstance(module, Ticketed):
-                kinds[full] = {"scores": "scores", "frozen": "frozen", "fixed_weight": "frozen"}.get(name, "bias")
+                kinds[full] = {
+                    "scores": "scores",
+                    "frozen": "frozen",
+                    "fixed_weight": "frozen",
+                }.get(name, "bias")
             elif composite is not None and name in composite.biases:
                 kinds[full] = "bias"
             elif layer_registry.find(module) is not None:

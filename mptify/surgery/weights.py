@@ -49,10 +49,16 @@ def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
         yield from _composite_weights(name, module)
         handler = layer_registry.find(module)
         if handler is not None:
-            tensor = handler.compute_weight(module).detach() if handler.compute_weight else getattr(module, handler.weight)
+            tensor = (
+                handler.compute_weight(module).detach()
+                if handler.compute_weight
+                else getattr(module, handler.weight)
+            )
             hooked = not handler.compute_weight and handler.weight not in module._parameters
             found = FoundWeight(
-                module._parameters.get(handler.weight, tensor) if not handler.compute_weight else tensor,
+                module._parameters.get(handler.weight, tensor)
+                if not handler.compute_weight
+                else tensor,
                 handler.kind or type(module).__name__,
                 handler.inputs,
                 handler.axis,
@@ -64,7 +70,9 @@ def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
     yield from _functional_weights(traced)
 
 
-def _scripted_weights(name: str, module: torch.jit.ScriptModule) -> Iterator[tuple[str, FoundWeight]]:
+def _scripted_weights(
+    name: str, module: torch.jit.ScriptModule
+) -> Iterator[tuple[str, FoundWeight]]:
     kind = str(getattr(module, "original_name", ""))
     weight = dict(module.named_parameters(recurse=False)).get("weight")
     if weight is not None and kind.startswith(("Conv", "Linear")):
@@ -80,7 +88,9 @@ def _composite_weights(name: str, module: nn.Module) -> Iterator[tuple[str, Foun
             kind = type(module).__name__
             yield (
                 join(name, attribute),
-                FoundWeight(parameter, kind, parameter.shape[1], -1, attribute, name, True, arguments),
+                FoundWeight(
+                    parameter, kind, parameter.shape[1], -1, attribute, name, True, arguments
+                ),
             )
 
 
@@ -95,11 +105,22 @@ def _functional_weights(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
                 if node.op == "call_function" and node.target in CONTRACTIONS:
                     weight = argument(node, 1, "weight")
                     if _is_free_parameter(weight, region):
-                        passed[join(region.path, str(weight.target))] = _passed(node, weight, region)
-                elif node.op in ("call_function", "call_method") and layer_registry.target_name(node.target) in PRODUCTS and node in values:
+                        passed[join(region.path, str(weight.target))] = _passed(
+                            node, weight, region
+                        )
+                elif (
+                    node.op in ("call_function", "call_method")
+                    and layer_registry.target_name(node.target) in PRODUCTS
+                    and node in values
+                ):
                     for weight in node.all_input_nodes:
-                        if _is_free_parameter(weight, region) and _parameter(weight, region).dim() > 1:
-                            multiplied[join(region.path, str(weight.target))] = _multiplied(node, weight, region)
+                        if (
+                            _is_free_parameter(weight, region)
+                            and _parameter(weight, region).dim() > 1
+                        ):
+                            multiplied[join(region.path, str(weight.target))] = _multiplied(
+                                node, weight, region
+                            )
     yield from (multiplied | passed).items()
 
 
@@ -127,7 +148,9 @@ def _parameter(weight: fx.Node, region: Region) -> Any:
 def _multiplied(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
     parameter, function = _parameter(weight, region), layer_registry.target_name(node.target)
     obstacle = Obstacle(Reason.MULTIPLIED, function)
-    return FoundWeight(parameter, function, parameter.shape[0], -1, functional=True, obstacle=obstacle)
+    return FoundWeight(
+        parameter, function, parameter.shape[0], -1, functional=True, obstacle=obstacle
+    )
 
 
 def _passed(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
@@ -139,7 +162,15 @@ def _passed(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
     else:
         groups = argument(node, 6, "groups")
         inputs = parameter.shape[1] * (groups if isinstance(groups, int) and axis == 1 else 1)
-    return FoundWeight(parameter, f"F.{function}", inputs, axis, attribute, owner=join(region.path, owner), functional=True)
+    return FoundWeight(
+        parameter,
+        f"F.{function}",
+        inputs,
+        axis,
+        attribute,
+        owner=join(region.path, owner),
+        functional=True,
+    )
 
 
 # -- all the others ------------------------------------------------------------------------------------------------------
@@ -169,7 +200,11 @@ def other_parameters(traced: Traced, found: Collection[FoundWeight]) -> Iterator
             seen.add(id(parameter))
             if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
                 obstacle: Obstacle | None = Obstacle(Reason.RECURRENT)
-            elif isinstance(module, _KNOWN_USE) or layer_registry.find_composite(module) is not None or _is_followed(traced, path):
+            elif (
+                isinstance(module, _KNOWN_USE)
+                or layer_registry.find_composite(module) is not None
+                or _is_followed(traced, path)
+            ):
                 obstacle = None
             else:
                 obstacle = Obstacle(Reason.UNTRACED_USE)
@@ -184,7 +219,12 @@ def _is_followed(traced: Traced, path: str) -> bool:
     for region in traced.regions:
         inside = path.removeprefix(region.path).lstrip(".") if region.path else path
         if region.graphs and join(region.path, inside) == path:
-            called = {str(node.target) for graph in region.graphs.values() for node in graph.nodes if node.op == "call_module"}
+            called = {
+                str(node.target)
+                for graph in region.graphs.values()
+                for node in graph.nodes
+                if node.op == "call_module"
+            }
             if not any(f"{inside}.".startswith(f"{one}.") for one in called):
                 return True
     return False

@@ -4,4 +4,13 @@ from mptify.ticket.codec import Architecture, Ticket, TicketLayer
 from mptify.ticket.ensemble import Ensemble
 from mptify.ticket.state import read, save, swap_, ticket_of
 
-__all__ = ["Architecture", "Ensemble", "Ticket", "TicketLayer", "read", "save", "swap_", "ticket_of"]
+__all__ = [
+    "Architecture",
+    "Ensemble",
+    "Ticket",
+    "TicketLayer",
+    "read",
+    "save",
+    "swap_",
+    "ticket_of",
+]

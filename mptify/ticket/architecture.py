@@ -26,7 +26,9 @@ def architecture_named(name: Any, arguments: Any = None) -> Architecture:
     arguments = {} if arguments is None else arguments
     known = ("num_classes", "in_chans", "input_size")
     if not isinstance(arguments, Mapping) or not all(key in known for key in arguments):
-        raise BadConfig(f"arguments={shown(arguments)}: a mapping is needed, of {', '.join(known)}.")
+        raise BadConfig(
+            f"arguments={shown(arguments)}: a mapping is needed, of {', '.join(known)}."
+        )
     entry = registry.resolve(name)
     return Architecture(entry.source, entry.name, dict(arguments))
 
@@ -43,14 +45,22 @@ def require_fit(model: nn.Module, architecture: Architecture) -> nn.Module:
         if shape not in found:
             _refuse(architecture, name, found[0] if found else None, shape)
     plan = plan_of(model)
-    ours = {layer.name for layer in plan.layers} | {layer.name for layer in plan.left_dense} | {*plan.dropped, *_weights(model)}
-    known = {id(weight) for name, weight in dense.items() if name in ours or _owner(name) in ours}  # shared ones by any name
+    ours = (
+        {layer.name for layer in plan.layers}
+        | {layer.name for layer in plan.left_dense}
+        | {*plan.dropped, *_weights(model)}
+    )
+    known = {
+        id(weight) for name, weight in dense.items() if name in ours or _owner(name) in ours
+    }  # shared ones by any name
     for name, weight in dense.items():
         if id(weight) not in known:
             _refuse(architecture, name, tuple(weight.shape), None)
     kind, named = _class_of(model), f"{type(built).__module__}.{type(built).__qualname__}"
     if kind != named and kind.startswith(("timm.", "torchvision.")):
-        raise TicketMismatch(f"architecture={str(architecture)!r}: that network is a {named}, and the model was a {kind}.")
+        raise TicketMismatch(
+            f"architecture={str(architecture)!r}: that network is a {named}, and the model was a {kind}."
+        )
     return built
 
 
@@ -65,7 +75,9 @@ def _weights_of(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """What tickets cover, and other weights that depend on the network's size, such as position embeddings."""
     yield from ((layer.name, layer.shape) for layer in plan_of(model).layers if not layer.tied_to)
     tickets = [module for module in model.modules() if isinstance(module, Ticketed)]
-    own = {id(parameter) for module in tickets for parameter in module._parameters.values()}  # graphs may name them once more
+    own = {
+        id(parameter) for module in tickets for parameter in module._parameters.values()
+    }  # graphs may name them once more
     for name, weight in _weights(model).items():
         if id(weight) not in own:
             yield name, tuple(weight.shape)
@@ -95,11 +107,21 @@ def _built(architecture: Architecture) -> nn.Module:
     except MptifyError:
         raise
     except Exception as error:  # whatever a builder makes of arguments that it was never built with
-        raise BadConfig(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
+        raise BadConfig(
+            f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}."
+        ) from error
 
 
-def _refuse(architecture: Architecture, name: str, theirs: tuple[int, ...] | None, ours: tuple[int, ...] | None) -> None:
-    given = ", ".join(f"{key}={value}" for key, value in architecture.arguments.items()) or "no arguments"
+def _refuse(
+    architecture: Architecture,
+    name: str,
+    theirs: tuple[int, ...] | None,
+    ours: tuple[int, ...] | None,
+) -> None:
+    given = (
+        ", ".join(f"{key}={value}" for key, value in architecture.arguments.items())
+        or "no arguments"
+    )
     raise TicketMismatch(
         f"architecture={str(architecture)!r}: that network, built with {given}, is another one than the model: "
         f"its {name} is {_sizes(theirs)}, the model's {_sizes(ours)}; give its name and arguments, or no name."

@@ -22,7 +22,9 @@ __all__ = ["build", "emptied"]
 def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
     """A ticket model of bare layers, ready to be filled; what was on `meta` has memory afterwards."""
     with init.undrawn():
-        model = transform(model, **dict(ticket.config) | {"scope": "layer"})  # which layer keeps how many is in the file
+        model = transform(
+            model, **dict(ticket.config) | {"scope": "layer"}
+        )  # which layer keeps how many is in the file
     first: dict[str, Any] = {}
     for layer in ticket_layers(model).values():
         layer.drop_scores_(first.get(layer.ticket_name))
@@ -35,18 +37,27 @@ def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
                     empty = torch.empty_like(parameter, device="cpu")
                     real[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 module._parameters[name] = real[id(parameter)]
-        for name, buffer in module._buffers.items():  # of norms that surgery put where weights on `meta` are
+        for (
+            name,
+            buffer,
+        ) in module._buffers.items():  # of norms that surgery put where weights on `meta` are
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.zeros_like(buffer, device="cpu")
     dtype = getattr(torch, ticket.dtype)
-    return model.to(dtype=dtype) if any(tensor.dtype != dtype for _, tensor in floats_of(model)) else model
+    return (
+        model.to(dtype=dtype)
+        if any(tensor.dtype != dtype for _, tensor in floats_of(model))
+        else model
+    )
 
 
 def build(ticket: Ticket, path: str | Path, parameters: int) -> nn.Module:
     """The dense network that a file names; one with many more than `parameters`, which the file speaks of, is refused."""
     architecture = ticket.architecture
     if architecture is None:
-        raise TicketMismatch(f"{path} holds a ticket of a model that no registry knows; pass that model: mptify.load(path, model=...).")
+        raise TicketMismatch(
+            f"{path} holds a ticket of a model that no registry knows; pass that model: mptify.load(path, model=...)."
+        )
     try:
         entry = registry.resolve(str(architecture))
         _require_size(architecture, entry, path, parameters)
@@ -54,7 +65,9 @@ def build(ticket: Ticket, path: str | Path, parameters: int) -> nn.Module:
     except MptifyError:
         raise
     except Exception as error:  # whatever a builder makes of arguments that it was never built with
-        raise TicketMismatch(f"{path}: {architecture} can't be built with {architecture.arguments}: {error}.") from error
+        raise TicketMismatch(
+            f"{path}: {architecture} can't be built with {architecture.arguments}: {error}."
+        ) from error
 
 
 def _without_weights(entry: registry.Entry, architecture: Architecture) -> nn.Module:
@@ -78,20 +91,28 @@ def _emptied_parameters_(network: nn.Module) -> nn.Module:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 if id(parameter) not in empty:
-                    empty[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                    empty[id(parameter)] = nn.Parameter(
+                        parameter.detach().to("meta"), requires_grad=parameter.requires_grad
+                    )
                 module._parameters[name] = empty[id(parameter)]
     return network
 
 
-def _require_size(architecture: Architecture, entry: registry.Entry, path: str | Path, here: int) -> None:
+def _require_size(
+    architecture: Architecture, entry: registry.Entry, path: str | Path, here: int
+) -> None:
     """Refuse a small file that names a huge network before its memory is taken; what can't be built on `meta` is fixed in size."""
     try:
         with torch.device("meta"):
             network = registry.build(entry, **architecture.arguments)
-    except Exception:  # torchvision's regnets and detectors; a wrong argument is told by building it really
+    except (
+        Exception
+    ):  # torchvision's regnets and detectors; a wrong argument is told by building it really
         return
     there = sum(parameter.numel() for parameter in network.parameters())
-    if there > 2 * here + (1 << 20):  # biases may have been dropped, and of small networks they are much
+    if there > 2 * here + (
+        1 << 20
+    ):  # biases may have been dropped, and of small networks they are much
         raise TicketMismatch(
             f"{path}: {entry} has {there:,} parameters, and the file speaks of {here:,}; it was not made from that network."
         )

@@ -11,7 +11,9 @@ from mptify.ticket.summary import Summary
 __all__ = ["hub_dataset", "model_card"]
 
 
-def model_card(summary: Summary, file: str, license: str | None = None, dataset: str | None = None) -> str:
+def model_card(
+    summary: Summary, file: str, license: str | None = None, dataset: str | None = None
+) -> str:
     """The text of a README.md. Every figure in it comes from the ticket.
 
     `license` and `dataset`, a data set's id on the Hub, are stated if they are given; the latter also
@@ -30,13 +32,23 @@ def hub_dataset(source: Any) -> str | None:
 
 
 def _header(summary: Summary, license: str | None, dataset: str | None) -> list[str]:
-    task = "image-classification" if summary.architecture is None else registry.hub_task(registry.resolve(summary.architecture))
+    task = (
+        "image-classification"
+        if summary.architecture is None
+        else registry.hub_task(registry.resolve(summary.architecture))
+    )
     lines = ["---", *([f"license: {_yaml(license)}"] if license else []), "library_name: mptify"]
     lines += [f"pipeline_tag: {task}"] if task else []
-    lines += ["tags:", *(f"- {tag}" for tag in ("mptify", "lottery-ticket", "binary-neural-network", "sparsity"))]
+    lines += [
+        "tags:",
+        *(f"- {tag}" for tag in ("mptify", "lottery-ticket", "binary-neural-network", "sparsity")),
+    ]
     if summary.architecture is not None and summary.architecture.startswith("timm:"):
         lines.append("- timm")
-    data, accuracy = dataset or hub_dataset(summary.notes.get("data")), summary.notes.get("accuracy")
+    data, accuracy = (
+        dataset or hub_dataset(summary.notes.get("data")),
+        summary.notes.get("accuracy"),
+    )
     if data is not None:
         lines += ["datasets:", f"- {_yaml(data)}"]
     if task and data is not None and isinstance(accuracy, (int, float)):
@@ -52,10 +64,15 @@ def _header(summary: Summary, license: str | None, dataset: str | None) -> list[
 def _page(summary: Summary, file: str) -> list[str]:
     config, size = summary.config, summary.file_bytes
     notes = [
-        f"- {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}" for name, value in summary.notes.items()
+        f"- {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in summary.notes.items()
     ]
     origin = "given" if config["init"] == "keep" else "random, never trained"
-    load = f'model = mptify.load("{file}")' if summary.architecture else f'model = mptify.load("{file}", model=YourNetwork())'
+    load = (
+        f'model = mptify.load("{file}")'
+        if summary.architecture
+        else f'model = mptify.load("{file}", model=YourNetwork())'
+    )
     return [
         f"# {_title(summary)}",
         "",

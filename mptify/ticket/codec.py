@@ -20,12 +20,26 @@ from mptify.models.registry import Architecture
 from mptify.nn import init
 from mptify.ticket import masks
 
-__all__ = ["Architecture", "Ticket", "TicketLayer", "as_json", "coded_masks", "from_bytes", "to_bytes"]
+__all__ = [
+    "Architecture",
+    "Ticket",
+    "TicketLayer",
+    "as_json",
+    "coded_masks",
+    "from_bytes",
+    "to_bytes",
+]
 
 KEY, VERSION = "mptify", 2
 MOST_HEADER = 1 << 24  # bytes of JSON; the largest network there is needs a hundredth of it
-MOST_CONSTANT, MOST_DESCRIBED = 1 << 20, 1 << 24  # numbers in a tensor that is full of one, and in all of these
-MOST_WEIGHTS, WEIGHTS_PER_BYTE = 1 << 26, 256  # in all: so many, and so many more for each byte of the file
+MOST_CONSTANT, MOST_DESCRIBED = (
+    1 << 20,
+    1 << 24,
+)  # numbers in a tensor that is full of one, and in all of these
+MOST_WEIGHTS, WEIGHTS_PER_BYTE = (
+    1 << 26,
+    256,
+)  # in all: so many, and so many more for each byte of the file
 _MOST_ARGUMENT = {"num_classes": 1 << 17, "in_chans": 1 << 10, "input_size": 1 << 12}
 MOST_DIMENSIONS, MOST_SIZE, MOST_NAME = 8, 1 << 31, 512
 SECTIONS = {
@@ -35,7 +49,18 @@ SECTIONS = {
     "signs": ("uint8",),
     "values": ("float32",),
 }
-_KEYS = {"version", "config", "architecture", "dtype", "layers", "floats", "float_bytes", "constants", "notes", "sha256"}
+_KEYS = {
+    "version",
+    "config",
+    "architecture",
+    "dtype",
+    "layers",
+    "floats",
+    "float_bytes",
+    "constants",
+    "notes",
+    "sha256",
+}
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -45,11 +70,17 @@ class _Bits:
     def __get__(self, layer: Any, owner: Any = None) -> np.ndarray:
         if layer is None:
             raise AttributeError("a field without a default")
-        return np.unpackbits(layer.bits, count=layer.size, bitorder="little").view(bool).reshape(layer.shape)
+        return (
+            np.unpackbits(layer.bits, count=layer.size, bitorder="little")
+            .view(bool)
+            .reshape(layer.shape)
+        )
 
     def __set__(self, layer: Any, mask: np.ndarray) -> None:
         kept = int(np.count_nonzero(mask))
-        vars(layer).update(bits=np.packbits(mask, bitorder="little"), shape=mask.shape, size=mask.size, kept=kept)
+        vars(layer).update(
+            bits=np.packbits(mask, bitorder="little"), shape=mask.shape, size=mask.size, kept=kept
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +116,9 @@ class TicketLayer:
             return full
         if config.weight_bits == 32:
             return init.frozen_weight(config.seed, self.name, self.shape, config.init, self.gain)
-        return np.array([self.gain, -self.gain], np.float32).take(self.negative(config.seed).view(np.uint8))
+        return np.array([self.gain, -self.gain], np.float32).take(
+            self.negative(config.seed).view(np.uint8)
+        )
 
     def negative(self, seed: int) -> np.ndarray:
         """Where the frozen weight is negative, in the mask's shape; of pruned weights, what the seed says or nothing."""
@@ -108,8 +141,12 @@ class Ticket:
     floats: dict[str, np.ndarray] = field(default_factory=dict)
     architecture: Architecture | None = None
     dtype: str = "float32"
-    constants: str = ""  # SHA-256 of the network's integer buffers, which belong to the architecture
-    notes: dict[str, Any] = field(default_factory=dict)  # whatever a reader may want to know: recipe, accuracy, data
+    constants: str = (
+        ""  # SHA-256 of the network's integer buffers, which belong to the architecture
+    )
+    notes: dict[str, Any] = field(
+        default_factory=dict
+    )  # whatever a reader may want to know: recipe, accuracy, data
 
     def __repr__(self) -> str:
         made = f"{self.architecture or 'a module'}, {self.config.bits}"
@@ -146,24 +183,40 @@ class Ticket:
 def to_bytes(ticket: Ticket) -> bytes:
     """The file, the same bytes for the same ticket."""
     _check_arrays(ticket)
-    blobs = [masks.encode(layer.mask, _levels(layer, ticket.config)) for layer in ticket.layers.values()]
+    blobs = [
+        masks.encode(layer.mask, _levels(layer, ticket.config)) for layer in ticket.layers.values()
+    ]
     sections = {
         "masks": np.frombuffer(b"".join(blobs), np.uint8),
         "gains": np.array([layer.gain for layer in ticket.layers.values()], "<f4"),
-        "floats": _joined([value.reshape(-1) for value in ticket.floats.values() if _constant(value) is None], ticket),
+        "floats": _joined(
+            [value.reshape(-1) for value in ticket.floats.values() if _constant(value) is None],
+            ticket,
+        ),
         "signs": _joined_signs(ticket),
-        "values": np.concatenate([np.zeros(0, "<f4"), *(one.values for one in ticket.layers.values() if one.values is not None)]),
+        "values": np.concatenate(
+            [
+                np.zeros(0, "<f4"),
+                *(one.values for one in ticket.layers.values() if one.values is not None),
+            ]
+        ),
     }
     description = _description(ticket)
     digest = _digest(description, ticket)
     layers = [[*row, len(blob)] for row, blob in zip(description["layers"], blobs, strict=True)]
     description |= {"layers": layers, "sha256": digest}
-    data = safetensors.numpy.save({name: value for name, value in sections.items() if value.size}, {KEY: as_json(description)})
+    data = safetensors.numpy.save(
+        {name: value for name, value in sections.items() if value.size}, {KEY: as_json(description)}
+    )
     try:
         found, _ = _parse(data)
     except DamagedTicket as error:
-        raise BadConfig(f"This ticket can't be written, since no reader would take it: {error}") from None
-    assert all(np.array_equal(found.layers[name].bits, layer.bits) for name, layer in ticket.layers.items())
+        raise BadConfig(
+            f"This ticket can't be written, since no reader would take it: {error}"
+        ) from None
+    assert all(
+        np.array_equal(found.layers[name].bits, layer.bits) for name, layer in ticket.layers.items()
+    )
     return data
 
 
@@ -177,27 +230,39 @@ def _levels(layer: TicketLayer, config: TicketConfig) -> masks.Levels | None:
 def _check_arrays(ticket: Ticket) -> None:
     for layer in ticket.layers.values():
         if not (math.isfinite(layer.gain) and layer.gain >= 0):
-            raise BadConfig(f"{layer.name}: its gain is {layer.gain}, and a ticket's gains are finite.")
+            raise BadConfig(
+                f"{layer.name}: its gain is {layer.gain}, and a ticket's gains are finite."
+            )
         for survivors in (layer.signs, layer.values):
             if survivors is not None and survivors.size != layer.kept:
-                raise BadConfig(f"{layer.name}: {survivors.size} signs or values for {layer.kept} survivors.")
+                raise BadConfig(
+                    f"{layer.name}: {survivors.size} signs or values for {layer.kept} survivors."
+                )
 
 
 def _joined(values: list[np.ndarray], ticket: Ticket) -> np.ndarray:
     kinds = {value.dtype for value in ticket.floats.values()}
     if len(kinds) > 1:
-        raise BadConfig(f"A ticket's floats are all of one type, and these are {sorted(str(kind) for kind in kinds)}.")
+        raise BadConfig(
+            f"A ticket's floats are all of one type, and these are {sorted(str(kind) for kind in kinds)}."
+        )
     return np.concatenate(values) if values else np.zeros(0, "<f4")
 
 
 def _joined_signs(ticket: Ticket) -> np.ndarray:
-    packed = [np.packbits(one.signs, bitorder="little") for one in ticket.layers.values() if one.signs is not None]
+    packed = [
+        np.packbits(one.signs, bitorder="little")
+        for one in ticket.layers.values()
+        if one.signs is not None
+    ]
     return np.concatenate(packed) if packed else np.zeros(0, np.uint8)
 
 
 def _constant(value: np.ndarray) -> float | None:
     """The one number that a tensor is full of, which then stands for it in the description."""
-    if not 0 < value.size <= MOST_CONSTANT or (value.tobytes() != value.reshape(-1)[:1].tobytes() * value.size):
+    if not 0 < value.size <= MOST_CONSTANT or (
+        value.tobytes() != value.reshape(-1)[:1].tobytes() * value.size
+    ):
         return None
     number = float(value.reshape(-1)[0])
     return number if math.isfinite(number) else None
@@ -214,9 +279,14 @@ def _description(ticket: Ticket) -> dict[str, Any]:
     return {
         "version": VERSION,
         "config": config_as_json(ticket.config),
-        "architecture": None if built is None else {"source": built.source, "name": built.name, "arguments": built.arguments},
+        "architecture": None
+        if built is None
+        else {"source": built.source, "name": built.name, "arguments": built.arguments},
         "dtype": ticket.dtype,
-        "layers": [[layer.name, list(layer.shape), layer.kept, _origin(layer)] for layer in ticket.layers.values()],
+        "layers": [
+            [layer.name, list(layer.shape), layer.kept, _origin(layer)]
+            for layer in ticket.layers.values()
+        ],
         "floats": floats,
         "float_bytes": kinds.pop(),
         "constants": ticket.constants,
@@ -227,16 +297,26 @@ def _description(ticket: Ticket) -> dict[str, Any]:
 def config_as_json(config: TicketConfig) -> dict[str, Any]:
     """The settings as the description holds them."""
     plain = json.loads(config.model_dump_json())
-    return plain | {"prune_overrides": [list(pair) for pair in plain["prune_overrides"].items()]}  # whose order matters
+    return plain | {
+        "prune_overrides": [list(pair) for pair in plain["prune_overrides"].items()]
+    }  # whose order matters
 
 
 def _origin(layer: TicketLayer) -> str:
-    return "seed" if layer.signs is None and layer.values is None else "signs" if layer.values is None else "values"
+    return (
+        "seed"
+        if layer.signs is None and layer.values is None
+        else "signs"
+        if layer.values is None
+        else "values"
+    )
 
 
 def as_json(value: Any) -> str:
     """The one way in which a value is written; `ValueError` or `TypeError` for what JSON can't say."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(
+        value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
 
 
 def _digest(description: Mapping[str, Any], ticket: Ticket) -> str:
@@ -245,7 +325,11 @@ def _digest(description: Mapping[str, Any], ticket: Ticket) -> str:
     for layer in ticket.layers.values():
         mask = layer.mask.reshape(-1)
         whole.update(layer.bits.tobytes())
-        whole.update(np.packbits(layer.negative(ticket.config.seed).reshape(-1)[mask], bitorder="little").tobytes())
+        whole.update(
+            np.packbits(
+                layer.negative(ticket.config.seed).reshape(-1)[mask], bitorder="little"
+            ).tobytes()
+        )
         whole.update(np.array(layer.gain, "<f4").tobytes())
         if layer.values is not None:
             whole.update(layer.values.astype("<f4").tobytes())
@@ -261,7 +345,9 @@ def from_bytes(data: bytes) -> Ticket:
     """The ticket in a file, or `DamagedTicket`: nothing is half-used."""
     ticket, description = _parse(data)
     if description["sha256"] != _digest(_without_lengths(description), ticket):
-        raise DamagedTicket("The file is damaged: what it holds is not what was written (its SHA-256 differs).")
+        raise DamagedTicket(
+            "The file is damaged: what it holds is not what was written (its SHA-256 differs)."
+        )
     return ticket
 
 
@@ -272,18 +358,29 @@ def _parse(data: bytes) -> tuple[Ticket, dict[str, Any]]:
     config = read_config(description["config"])
     ticket = Ticket(
         config=config,
-        layers=_read_layers(description["layers"], sections, config, MOST_WEIGHTS + WEIGHTS_PER_BYTE * len(data)),
+        layers=_read_layers(
+            description["layers"], sections, config, MOST_WEIGHTS + WEIGHTS_PER_BYTE * len(data)
+        ),
         floats=_read_floats(description["floats"], description["float_bytes"], sections),
         architecture=read_architecture(description["architecture"]),
-        dtype=_expect(description["dtype"], str, lambda dtype: dtype in _DTYPES, "a type of floats"),
-        constants=_expect(description["constants"], str, lambda text: re.fullmatch("([0-9a-f]{64})?", text), "a digest"),
+        dtype=_expect(
+            description["dtype"], str, lambda dtype: dtype in _DTYPES, "a type of floats"
+        ),
+        constants=_expect(
+            description["constants"],
+            str,
+            lambda text: re.fullmatch("([0-9a-f]{64})?", text),
+            "a digest",
+        ),
         notes=_expect(description["notes"], dict, lambda notes: True, "notes"),
     )
     if any(sections.values()):
         raise DamagedTicket("The file holds more than it describes.")
     written = _description(ticket)
     # Settings that are newer than the file are missing there.
-    written["config"] = {key: value for key, value in written["config"].items() if key in description["config"]}
+    written["config"] = {
+        key: value for key, value in written["config"].items() if key in description["config"]
+    }
     if as_json(_without_lengths(description)) != as_json(written):
         raise DamagedTicket("The file's description is not in canonical form.")
     return ticket, description
@@ -307,7 +404,11 @@ def read_metadata(data: bytes) -> dict[str, dict[str, Any]]:
         raise DamagedTicket("This is no ticket, or one cut short (no safetensors file).")
     metadata = _parsed(data[8 : 8 + length]).get("__metadata__")
     texts = metadata.items() if isinstance(metadata, dict) else ()
-    return {key: _parsed(text.encode()) for key, text in texts if key.startswith("mptify") and isinstance(text, str)}
+    return {
+        key: _parsed(text.encode())
+        for key, text in texts
+        if key.startswith("mptify") and isinstance(text, str)
+    }
 
 
 def _read_description(data: bytes) -> dict[str, Any]:
@@ -330,7 +431,9 @@ def _read_description(data: bytes) -> dict[str, Any]:
             "search or convert it again."
         )
     if set(description) != _KEYS or type(version) is not int:
-        raise DamagedTicket(f"The file's description lacks or adds something: {sorted(set(description) ^ _KEYS)}.")
+        raise DamagedTicket(
+            f"The file's description lacks or adds something: {sorted(set(description) ^ _KEYS)}."
+        )
     return description
 
 
@@ -372,24 +475,34 @@ class _Section:
 def _read_sections(data: bytes) -> dict[str, _Section]:
     try:
         found = safetensors.numpy.load(data)
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:  # the last two: of a type that NumPy lacks
+    except (
+        safetensors.SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:  # the last two: of a type that NumPy lacks
         raise DamagedTicket(f"This is no whole safetensors file: {error}.") from None
     for name, values in found.items():
         if str(values.dtype) not in SECTIONS.get(name, ()) or values.ndim != 1:
-            raise DamagedTicket(f"The file holds {name[:60]!r}, which is no part of a ticket, or of another type than there.")
+            raise DamagedTicket(
+                f"The file holds {name[:60]!r}, which is no part of a ticket, or of another type than there."
+            )
     return {name: _Section(found.get(name, np.zeros(0, np.uint8))) for name in SECTIONS}
 
 
 def _expect(value: Any, kind: type, holds: Any, what: str) -> Any:
     if type(value) is not kind or not holds(value):
-        raise DamagedTicket(f"The file's description has {str(value)[:60]!r} where {what} should be.")
+        raise DamagedTicket(
+            f"The file's description has {str(value)[:60]!r} where {what} should be."
+        )
     return value
 
 
 def read_config(value: Any) -> TicketConfig:
     _expect(value, dict, lambda value: isinstance(value.get("prune_overrides"), list), "settings")
     pairs = [
-        _expect(pair, list, lambda pair: len(pair) == 2 and isinstance(pair[0], str), "a pattern") for pair in value["prune_overrides"]
+        _expect(pair, list, lambda pair: len(pair) == 2 and isinstance(pair[0], str), "a pattern")
+        for pair in value["prune_overrides"]
     ]
     try:
         return make_config(value | {"prune_overrides": dict(pairs)})
@@ -398,19 +511,35 @@ def read_config(value: Any) -> TicketConfig:
 
 
 def _read_name(value: Any, taken: Mapping[str, Any]) -> str:
-    return _expect(value, str, lambda name: len(name) <= MOST_NAME and name.isprintable() and name not in taken, "a new name")
+    return _expect(
+        value,
+        str,
+        lambda name: len(name) <= MOST_NAME and name.isprintable() and name not in taken,
+        "a new name",
+    )
 
 
 def _read_shape(value: Any) -> tuple[int, ...]:
     _expect(value, list, lambda shape: len(shape) <= MOST_DIMENSIONS, "a shape")
-    shape = tuple(_expect(size, int, lambda size: 0 <= size < MOST_SIZE, "a size") for size in value)
-    _expect(math.prod(max(size, 1) for size in shape), int, lambda count: count < 1 << 40, "a number of values")
+    shape = tuple(
+        _expect(size, int, lambda size: 0 <= size < MOST_SIZE, "a size") for size in value
+    )
+    _expect(
+        math.prod(max(size, 1) for size in shape),
+        int,
+        lambda count: count < 1 << 40,
+        "a number of values",
+    )
     return shape
 
 
-def _read_layers(rows: Any, sections: dict[str, _Section], config: TicketConfig, most: int) -> dict[str, TicketLayer]:
+def _read_layers(
+    rows: Any, sections: dict[str, _Section], config: TicketConfig, most: int
+) -> dict[str, TicketLayer]:
     layers: dict[str, TicketLayer] = {}
-    origins = {"values" if config.weight_bits == 32 else "signs"} | (set() if config.init == "keep" else {"seed"})
+    origins = {"values" if config.weight_bits == 32 else "signs"} | (
+        set() if config.init == "keep" else {"seed"}
+    )
     for row in _expect(rows, list, lambda rows: len(rows) > 0, "a list of layers"):
         _expect(row, list, lambda row: len(row) == 5, "a layer")
     if sum(math.prod(_read_shape(row[1])) for row in rows) > most:
@@ -418,15 +547,21 @@ def _read_layers(rows: Any, sections: dict[str, _Section], config: TicketConfig,
     for name, shape, kept, origin, length in rows:
         name, shape = _read_name(name, layers), _read_shape(shape)
         _expect(kept, int, lambda kept: 1 <= kept <= math.prod(shape), "a number of survivors")  # noqa: B023
-        blob = bytes(sections["masks"].take(_expect(length, int, lambda length: length > 0, "a length")))
+        blob = bytes(
+            sections["masks"].take(_expect(length, int, lambda length: length > 0, "a length"))
+        )
         gain = float(np.frombuffer(sections["gains"].take(4), "<f4")[0])
         _expect(gain, float, lambda gain: math.isfinite(gain) and gain >= 0, "a gain")
         _expect(origin, str, lambda origin: origin in origins, "an origin of weights")
         signs = _read_signs(sections["signs"], kept) if origin == "signs" else None
-        values = np.frombuffer(sections["values"].take(4 * kept), "<f4") if origin == "values" else None
+        values = (
+            np.frombuffer(sections["values"].take(4 * kept), "<f4") if origin == "values" else None
+        )
         try:
             levels = functools.partial(init.score_levels, config.seed, name, math.prod(shape))
-            layers[name] = TicketLayer(name, masks.decode(blob, shape, kept, levels), gain, signs, values)
+            layers[name] = TicketLayer(
+                name, masks.decode(blob, shape, kept, levels), gain, signs, values
+            )
         except DamagedTicket as error:
             raise DamagedTicket(f"{name}: {error}.") from None
     return layers
@@ -438,7 +573,11 @@ def _read_signs(section: _Section, kept: int) -> np.ndarray:
 
 def _read_floats(rows: Any, itemsize: Any, sections: dict[str, _Section]) -> dict[str, np.ndarray]:
     section = sections["floats"]
-    kind = np.dtype({2: "<f2", 4: "<f4", 8: "<f8"}[_expect(itemsize, int, lambda size: size in (2, 4, 8), "bytes per float")])
+    kind = np.dtype(
+        {2: "<f2", 4: "<f4", 8: "<f8"}[
+            _expect(itemsize, int, lambda size: size in (2, 4, 8), "bytes per float")
+        ]
+    )
     if section and section.dtype != kind:
         raise DamagedTicket("The file's floats are of another type than it says.")
     floats: dict[str, np.ndarray] = {}
@@ -450,21 +589,39 @@ def _read_floats(rows: Any, itemsize: Any, sections: dict[str, _Section]) -> dic
             _expect(row[2], float, math.isfinite, "a number")
             described += math.prod(shape)
             if described > MOST_DESCRIBED:
-                raise DamagedTicket(f"{name}: the file describes more equal numbers than any network has.")
+                raise DamagedTicket(
+                    f"{name}: the file describes more equal numbers than any network has."
+                )
             with np.errstate(over="ignore"):
                 floats[name] = np.full(shape, row[2], kind)
         else:
-            floats[name] = np.frombuffer(section.take(kind.itemsize * math.prod(shape)), kind).reshape(shape)
+            floats[name] = np.frombuffer(
+                section.take(kind.itemsize * math.prod(shape)), kind
+            ).reshape(shape)
     return floats
 
 
 def read_architecture(value: Any) -> Architecture | None:
     if value is None:
         return None
-    _expect(value, dict, lambda value: set(value) == {"source", "name", "arguments"}, "an architecture")
-    source = _expect(value["source"], str, lambda source: source in ("timm", "torchvision", "mptify"), "a source of models")
-    name = _expect(value["name"], str, lambda name: re.fullmatch(r"\w[\w.]{0,200}", name, re.ASCII), "a model's name")
-    arguments = _expect(value["arguments"], dict, lambda given: set(given) <= set(_MOST_ARGUMENT), "arguments")
+    _expect(
+        value, dict, lambda value: set(value) == {"source", "name", "arguments"}, "an architecture"
+    )
+    source = _expect(
+        value["source"],
+        str,
+        lambda source: source in ("timm", "torchvision", "mptify"),
+        "a source of models",
+    )
+    name = _expect(
+        value["name"],
+        str,
+        lambda name: re.fullmatch(r"\w[\w.]{0,200}", name, re.ASCII),
+        "a model's name",
+    )
+    arguments = _expect(
+        value["arguments"], dict, lambda given: set(given) <= set(_MOST_ARGUMENT), "arguments"
+    )
     for key, argument in arguments.items():
         _expect(argument, int, lambda number: 1 <= number <= _MOST_ARGUMENT[key], "a number")  # noqa: B023
     return Architecture(source, name, arguments)

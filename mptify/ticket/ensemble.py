@@ -27,7 +27,9 @@ class Ensemble(nn.Module):
     def __init__(self, model: nn.Module, tickets: Iterable[Ticket | str | Path]):
         super().__init__()
         if not isinstance(tickets, Iterable) or isinstance(tickets, (str, Path)):
-            raise BadConfig(f"An ensemble needs a list of tickets or of their files, not {shown(tickets)}.")
+            raise BadConfig(
+                f"An ensemble needs a list of tickets or of their files, not {shown(tickets)}."
+            )
         dealt = [read(ticket) if isinstance(ticket, (str, Path)) else ticket for ticket in tickets]
         if not dealt:
             raise BadConfig("An ensemble needs at least one ticket.")

@@ -28,10 +28,25 @@ def draw_masks(ticket: Ticket, path: Path) -> None:
     for axis in axes.flat:
         axis.axis("off")
     for axis, layer in zip(axes.flat, layers, strict=False):
-        plane = _shrunk(layer.mask.reshape(layer.shape[0] if layer.shape else 1, (layer.shape[1:2] or (1,))[0], -1).mean(2))
-        axis.imshow(plane, cmap="magma", vmin=0, vmax=max(float(plane.max()), 1e-9), aspect="auto", interpolation="nearest")
+        plane = _shrunk(
+            layer.mask.reshape(
+                layer.shape[0] if layer.shape else 1, (layer.shape[1:2] or (1,))[0], -1
+            ).mean(2)
+        )
+        axis.imshow(
+            plane,
+            cmap="magma",
+            vmin=0,
+            vmax=max(float(plane.max()), 1e-9),
+            aspect="auto",
+            interpolation="nearest",
+        )
         name = layer.name if len(layer.name) <= 30 else "…" + layer.name[-29:]
-        axis.set_title(f"{name}\n{'×'.join(map(str, layer.shape))}, {100 * layer.kept / layer.size:.1f} %", fontsize=7, parse_math=False)
+        axis.set_title(
+            f"{name}\n{'×'.join(map(str, layer.shape))}, {100 * layer.kept / layer.size:.1f} %",
+            fontsize=7,
+            parse_math=False,
+        )
     picture = io.BytesIO()
     figure.savefig(picture, dpi=110, format="png")
     write_whole(path, picture.getvalue())

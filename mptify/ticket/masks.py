@@ -41,7 +41,10 @@ def byte_weights(density: int) -> np.ndarray:
 
     They sum to 2^24 - 256. A byte's probability is its weight plus one, over 2^24.
     """
-    by_ones = [_SUM_OF_WEIGHTS * density**ones * (65536 - density) ** (8 - ones) >> 128 for ones in range(9)]
+    by_ones = [
+        _SUM_OF_WEIGHTS * density**ones * (65536 - density) ** (8 - ones) >> 128
+        for ones in range(9)
+    ]
     weights = np.array(by_ones)[_ONES]
     weights[0 if density < 32768 else 255] += _SUM_OF_WEIGHTS - weights.sum()
     return weights
@@ -55,7 +58,10 @@ def _model(density: int) -> constriction.stream.model.Categorical:
 
 
 def _densities(ones: np.ndarray, counts: np.ndarray) -> list[int]:
-    return [min(max(round(65536 * one / max(count, 1)), 1), 65535) for one, count in zip(ones.tolist(), counts.tolist(), strict=True)]
+    return [
+        min(max(round(65536 * one / max(count, 1)), 1), 65535)
+        for one, count in zip(ones.tolist(), counts.tolist(), strict=True)
+    ]
 
 
 def _entropies(ones: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -90,7 +96,9 @@ def encode(mask: np.ndarray, levels: Levels | None = None) -> bytes:
     return coded if len(coded) < len(raw) else raw
 
 
-def decode(blob: bytes, shape: Sequence[int], kept: int, levels: Levels | None = None) -> np.ndarray:
+def decode(
+    blob: bytes, shape: Sequence[int], kept: int, levels: Levels | None = None
+) -> np.ndarray:
     """The mask back.
 
     Raises:
@@ -191,7 +199,9 @@ def _best_width(bits: np.ndarray, blocks: list[np.ndarray]) -> tuple[float, int,
     return best
 
 
-def _encode_scores(bits: np.ndarray, blocks: list[np.ndarray], width: int, densities: list[int]) -> bytes:
+def _encode_scores(
+    bits: np.ndarray, blocks: list[np.ndarray], width: int, densities: list[int]
+) -> bytes:
     coder = constriction.stream.stack.AnsCoder()
     end = bits.size
     for block in reversed(blocks):

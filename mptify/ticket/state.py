@@ -26,7 +26,18 @@ from mptify.surgery.plan import plan_of
 from mptify.ticket.architecture import architecture_named, require_fit
 from mptify.ticket.codec import Architecture, Ticket, TicketLayer, as_json, from_bytes, to_bytes
 
-__all__ = ["fill_floats_", "floats_of", "hold_", "read", "read_both", "require_match", "save", "swap_", "ticket_of", "write"]
+__all__ = [
+    "fill_floats_",
+    "floats_of",
+    "hold_",
+    "read",
+    "read_both",
+    "require_match",
+    "save",
+    "swap_",
+    "ticket_of",
+    "write",
+]
 
 
 # -- model -> ticket ---------------------------------------------------------------------------------------------------------
@@ -45,11 +56,15 @@ def ticket_of(
     `standalone` stores the survivors' signs although the seed could say them; `float16` halves the floats, at a loss.
     """
     if architecture is not None and not isinstance(architecture, Architecture):
-        raise BadConfig(f"architecture={shown(architecture)}: an Architecture is needed; mptify.save takes names.")
+        raise BadConfig(
+            f"architecture={shown(architecture)}: an Architecture is needed; mptify.save takes names."
+        )
     model = _unwrapped(model)
     config = plan_of(model).config
     _require_whole(model)
-    layers = {name: _ticket_layer(layer, config, standalone) for name, layer in _own_layers(model).items()}
+    layers = {
+        name: _ticket_layer(layer, config, standalone) for name, layer in _own_layers(model).items()
+    }
     dtype = _one_type(model)
     kind = np.float16 if float16 else np.float64 if dtype == torch.float64 else np.float32
     _check_notes(notes)
@@ -87,7 +102,9 @@ def _one_type(model: nn.Module) -> torch.dtype:
     found = {layer.compute_dtype: name for name, layer in _own_layers(model).items()}
     found = {tensor.dtype: name for name, tensor in floats_of(model)} | found
     if len(found) > 1:
-        raise BadConfig(f"A ticket's network computes in one type, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}.")
+        raise BadConfig(
+            f"A ticket's network computes in one type, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}."
+        )
     return next(iter(found))
 
 
@@ -122,7 +139,11 @@ def _ticket_layer(layer: Any, config: TicketConfig, standalone: bool) -> TicketL
 
 
 def _as_array(name: str, tensor: Tensor, kind: Any) -> np.ndarray:
-    wide = tensor.detach().to(device="cpu", dtype=torch.float64 if kind is np.float64 else torch.float32).numpy()
+    wide = (
+        tensor.detach()
+        .to(device="cpu", dtype=torch.float64 if kind is np.float64 else torch.float32)
+        .numpy()
+    )
     with np.errstate(over="ignore"):
         array = wide.astype(kind)
     if not np.array_equal(np.isfinite(array), np.isfinite(wide)):
@@ -143,8 +164,15 @@ def floats_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
-        own = ("scores", "frozen", "fixed_weight", "fixed_gain") if isinstance(module, Ticketed) else ()
-        for store, left_out in ((module._parameters, own), (module._buffers, {*own, *module._non_persistent_buffers_set})):
+        own = (
+            ("scores", "frozen", "fixed_weight", "fixed_gain")
+            if isinstance(module, Ticketed)
+            else ()
+        )
+        for store, left_out in (
+            (module._parameters, own),
+            (module._buffers, {*own, *module._non_persistent_buffers_set}),
+        ):
             for name, tensor in store.items():
                 if tensor is not None and name not in left_out:
                     yield f"{path}.{name}" if path else name, tensor
@@ -181,7 +209,12 @@ def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
 def hold_(layer: Any, ticket: Ticket) -> None:
     found = ticket.layers[layer.ticket_name]
     layer.init_std = found.gain if ticket.config.weight_bits == 32 else layer.init_std
-    layer.set_ticket_(torch.from_numpy(found.mask), torch.from_numpy(found.weights(ticket.config)), found.gain, found.kept)
+    layer.set_ticket_(
+        torch.from_numpy(found.mask),
+        torch.from_numpy(found.weights(ticket.config)),
+        found.gain,
+        found.kept,
+    )
 
 
 def fill_floats_(model: nn.Module, ticket: Ticket) -> None:
@@ -198,10 +231,16 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
         raise TicketMismatch(f"A ticket or the name of its file is needed, not {shown(ticket)}.")
     layers, floats = _own_layers(model), dict(floats_of(model))
     config, theirs = plan_of(model).config, ticket.config
-    for setting in ("bits", "residual", "bn"):  # two networks of different structure may have tensors of the same names
+    for setting in (
+        "bits",
+        "residual",
+        "bn",
+    ):  # two networks of different structure may have tensors of the same names
         one, other = getattr(theirs, setting), getattr(config, setting)
         if one != other:
-            raise TicketMismatch(f"The ticket is one of {setting}={one!r}, this model one of {setting}={other!r}.")
+            raise TicketMismatch(
+                f"The ticket is one of {setting}={one!r}, this model one of {setting}={other!r}."
+            )
     dtype = str(_one_type(model)).removeprefix("torch.")
     if ticket.dtype != dtype:
         raise TicketMismatch(
@@ -210,15 +249,23 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
     for ours, others, what in ((layers, ticket.layers, "layer"), (floats, ticket.floats, "tensor")):
         for name in others:
             if name not in ours:
-                raise TicketMismatch(f"{name}: the ticket holds this {what}, and the model has none of that name.")
+                raise TicketMismatch(
+                    f"{name}: the ticket holds this {what}, and the model has none of that name."
+                )
         for name, one in ours.items():
             if name not in others:
-                raise TicketMismatch(f"{name}: the model has this {what}, and the ticket holds none of that name.")
+                raise TicketMismatch(
+                    f"{name}: the model has this {what}, and the ticket holds none of that name."
+                )
             want, got = tuple(one.shape), others[name].shape
             if want != got:
-                raise TicketMismatch(f"{name}: the ticket holds a {what} of shape {got}, this model's has {want}.")
+                raise TicketMismatch(
+                    f"{name}: the ticket holds a {what} of shape {got}, this model's has {want}."
+                )
     if ticket.constants != _constants(model):
-        raise TicketMismatch("The model's index tables (its integer buffers) are not those of the network that the ticket was cut from.")
+        raise TicketMismatch(
+            "The model's index tables (its integer buffers) are not those of the network that the ticket was cut from."
+        )
 
 
 # -- files -------------------------------------------------------------------------------------------------------------------
@@ -258,8 +305,12 @@ def save(
         mptify.save(mptify.transform("resnet18", prune=0.8), "resnet18.ticket")
     """
     path = as_path(path)
-    built = _remembered(model) if architecture is None else architecture_named(architecture, arguments)
-    ticket = ticket_of(model, architecture=built, standalone=standalone, float16=float16, notes=notes)
+    built = (
+        _remembered(model) if architecture is None else architecture_named(architecture, arguments)
+    )
+    ticket = ticket_of(
+        model, architecture=built, standalone=standalone, float16=float16, notes=notes
+    )
     if architecture is not None and built is not None:
         require_fit(_unwrapped(model), built)
     write(ticket, path)
@@ -292,7 +343,9 @@ def read_both(path: str | Path) -> tuple[Ticket, bytes]:
         return from_bytes(data), data
     except IsADirectoryError:
         best = Path(path) / "best.ticket"
-        raise MptifyError(f"{path}: is a folder{f'; its ticket is {best}' if best.is_file() else ', and no ticket'}.") from None
+        raise MptifyError(
+            f"{path}: is a folder{f'; its ticket is {best}' if best.is_file() else ', and no ticket'}."
+        ) from None
     except OSError as error:
         raise MptifyError(f"{path}: can't be read ({error.strerror}).") from None
     except DamagedTicket as error:

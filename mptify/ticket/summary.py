@@ -119,11 +119,28 @@ def compare(first: Ticket, second: Ticket) -> list[LayerOverlap]:
     for name, one in first.layers.items():
         other = second.layers.get(name)
         if other is None or one.shape != other.shape:
-            what = "has no such layer" if other is None else f"has a layer of shape {other.shape} there, not {one.shape}"
-            raise TicketMismatch(f"{name}: the second ticket {what}; only tickets of one network can be compared.")
+            what = (
+                "has no such layer"
+                if other is None
+                else f"has a layer of shape {other.shape} there, not {one.shape}"
+            )
+            raise TicketMismatch(
+                f"{name}: the second ticket {what}; only tickets of one network can be compared."
+            )
         both = int((one.mask & other.mask).sum())
-        found.append(LayerOverlap(name, (one.kept, other.kept), both, both / one.kept, other.kept / other.size, (one.gain, other.gain)))
+        found.append(
+            LayerOverlap(
+                name,
+                (one.kept, other.kept),
+                both,
+                both / one.kept,
+                other.kept / other.size,
+                (one.gain, other.gain),
+            )
+        )
     extra = [name for name in second.layers if name not in first.layers]
     if extra:
-        raise TicketMismatch(f"{extra[0]}: the first ticket has no such layer; only tickets of one network can be compared.")
+        raise TicketMismatch(
+            f"{extra[0]}: the first ticket has no such layer; only tickets of one network can be compared."
+        )
     return found

@@ -62,7 +62,13 @@ class StepRatio:
 
 
 def step_ratio(
-    make: Callable[[], nn.Module], network: str, bits: str, prune: float, batch: int, rounds: int, tick: Callable[[], None] = lambda: None
+    make: Callable[[], nn.Module],
+    network: str,
+    bits: str,
+    prune: float,
+    batch: int,
+    rounds: int,
+    tick: Callable[[], None] = lambda: None,
 ) -> StepRatio:
     """Interleave dense and ticket training steps, and compare pair by pair: the ratio is the median over the pairs."""
     keep_freed_memory()
@@ -86,7 +92,9 @@ def _interleaved(
             pairs.append((seconds[dense], seconds[ticket]))
         tick()
     theirs_ms, ours_ms = (1e3 * statistics.median(one) for one in zip(*pairs, strict=True))
-    low, ratio, high = np.quantile([ours / theirs for theirs, ours in pairs], (0.25, 0.5, 0.75)).tolist()
+    low, ratio, high = np.quantile(
+        [ours / theirs for theirs, ours in pairs], (0.25, 0.5, 0.75)
+    ).tolist()
     return theirs_ms, ours_ms, ratio, low, high
 
 
@@ -104,14 +112,25 @@ def _stepper(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], N
     return step
 
 
-def search_ratio(bits: str, prune: float, batch: int, rounds: int, tick: Callable[[], None] = lambda: None) -> StepRatio:
+def search_ratio(
+    bits: str, prune: float, batch: int, rounds: int, tick: Callable[[], None] = lambda: None
+) -> StepRatio:
     """Steps of `mptify.search` with everything in them, data and augmentation too, against dense training by the same loop."""
     keep_freed_memory()
     rng = np.random.default_rng(0)
-    images = as_images((rng.integers(0, 255, (4 * batch, 32, 32, 3), dtype=np.uint8), np.arange(4 * batch) % 10), "train")
+    images = as_images(
+        (rng.integers(0, 255, (4 * batch, 32, 32, 3), dtype=np.uint8), np.arange(4 * batch) % 10),
+        "train",
+    )
     images.crop, images.flip = 4, True
-    kinds: dict[str, dict[str, Any]] = {"dense": {"method": "dense"}, "ticket": {"ticket": {"bits": bits, "prune": prune}}}
-    steps = {kind: steps_of(models.resnet18_cifar(), images, {"batch": batch, **settings}) for kind, settings in kinds.items()}
+    kinds: dict[str, dict[str, Any]] = {
+        "dense": {"method": "dense"},
+        "ticket": {"ticket": {"bits": bits, "prune": prune}},
+    }
+    steps = {
+        kind: steps_of(models.resnet18_cifar(), images, {"batch": batch, **settings})
+        for kind, settings in kinds.items()
+    }
     ratio = _interleaved(lambda: next(steps["dense"]), lambda: next(steps["ticket"]), rounds, tick)
     return StepRatio("resnet18_cifar, search", bits, batch, *ratio)
 
@@ -147,7 +166,9 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def command_ratio(command: list[str], imports: str, rounds: int, tick: Callable[[], None] = lambda: None) -> tuple[float, float, float]:
+def command_ratio(
+    command: list[str], imports: str, rounds: int, tick: Callable[[], None] = lambda: None
+) -> tuple[float, float, float]:
     """Seconds of the whole command, seconds of its imports alone, and the ratio, medians over interleaved runs."""
     whole, alone = [], []
     for _ in range(rounds):
@@ -204,7 +225,10 @@ def ticket_size(name: str, bits: str, prune: float) -> TicketSize:
     packed = b"".join(np.packbits(layer.mask).tobytes() for layer in ticket.layers.values())
     floats = 4 * sum(value.size for value in ticket.floats.values())
     checkpoint = io.BytesIO()
-    torch.save({key: (layer.frozen, layer.scores) for key, layer in ticket_layers(ticketed).items()}, checkpoint)
+    torch.save(
+        {key: (layer.frozen, layer.scores) for key, layer in ticket_layers(ticketed).items()},
+        checkpoint,
+    )
     return TicketSize(
         network=str(entry),
         bits=bits,
@@ -246,4 +270,6 @@ def ticket_speed(name: str, bits: str, prune: float, rounds: int) -> TicketSpeed
             times["save"].append(_timed(lambda: save(ticketed, path, name)))
             times["build"].append(_timed(build))
             times["load"].append(_timed(lambda: load(path)))
-    return TicketSpeed(str(entry), **{what: statistics.median(seconds) for what, seconds in times.items()})
+    return TicketSpeed(
+        str(entry), **{what: statistics.median(seconds) for what, seconds in times.items()}
+    )

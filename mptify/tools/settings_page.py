@@ -37,7 +37,11 @@ def _section(title: str, prefix: str, model: type[BaseModel], left_out: tuple[st
         for name, field in model.model_fields.items()
         if name not in left_out
     ]
-    return f"\n## {title}\n\n| key | default | what it is |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+    return (
+        f"\n## {title}\n\n| key | default | what it is |\n| --- | --- | --- |\n"
+        + "\n".join(rows)
+        + "\n"
+    )
 
 
 def _plain(value: Any) -> str:

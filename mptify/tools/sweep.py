@@ -30,7 +30,17 @@ from mptify.files import write_whole
 from mptify.recipe_files import find_recipe, recipe_folder, to_yaml, with_setting
 from mptify.training.run_folder import Run
 
-__all__ = ["Cell", "Figure", "Line", "Sweep", "cells_of", "find_sweep", "read_results", "run_sweep", "sweep_names"]
+__all__ = [
+    "Cell",
+    "Figure",
+    "Line",
+    "Sweep",
+    "cells_of",
+    "find_sweep",
+    "read_results",
+    "run_sweep",
+    "sweep_names",
+]
 
 _RESULTS = ("state", "top1", "best", "loss", "kept", "weights", "epochs", "seconds", "error")
 
@@ -41,10 +51,16 @@ class Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, description="What the plot calls it.")
-    recipe: str | None = Field(None, description="The recipe to begin with; the sweep's unless given.")
-    set: dict[str, Any] = Field(default_factory=dict, description="Settings of these runs: {method: dense, ticket.prune: 0.8}.")
+    recipe: str | None = Field(
+        None, description="The recipe to begin with; the sweep's unless given."
+    )
+    set: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of these runs: {method: dense, ticket.prune: 0.8}.",
+    )
     axes: Annotated[tuple[str, ...] | None, BeforeValidator(as_tuple)] = Field(
-        None, description="The axes of the grid that these runs vary over; all of them unless given."
+        None,
+        description="The axes of the grid that these runs vary over; all of them unless given.",
     )
 
 
@@ -53,7 +69,9 @@ class Figure(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    x: str = Field(description="The axis along which lines go; those that don't vary over it are drawn dashed from side to side.")
+    x: str = Field(
+        description="The axis along which lines go; those that don't vary over it are drawn dashed from side to side."
+    )
     panel: str | None = Field(None, description="The axis that has a panel for each of its values.")
     title: str = Field("", description="What stands above it.")
 
@@ -69,10 +87,16 @@ class Sweep(BaseModel):
         default_factory=dict,
         description="Axes: a setting, and the values that it takes; or any name that stands in braces in a setting: conv{depth}.",
     )
-    lines: tuple[Line, ...] = Field(min_length=1, description="Kinds of runs; each varies over the grid.")
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1, description="Each run is done with each of these seeds.")
+    lines: tuple[Line, ...] = Field(
+        min_length=1, description="Kinds of runs; each varies over the grid."
+    )
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0,), min_length=1, description="Each run is done with each of these seeds."
+    )
     figure: Figure | None = Field(None, description="How `mptify plot` draws the results.")
-    about: dict[str, Any] = Field(default_factory=dict, description="What the sweep reproduces; nothing depends on it.")
+    about: dict[str, Any] = Field(
+        default_factory=dict, description="What the sweep reproduces; nothing depends on it."
+    )
 
 
 @dataclass(frozen=True)
@@ -117,11 +141,15 @@ def _consistent(sweep: Sweep) -> Sweep:
         if not values or len({str(value) for value in values}) < len(values):
             raise BadConfig(f"grid.{axis}: should be a list of different values.")
     drawn = (sweep.figure.x, sweep.figure.panel) if sweep.figure else ()
-    named = [(f"lines: {line.name}: axes", axis) for line in sweep.lines for axis in line.axes or ()]
+    named = [
+        (f"lines: {line.name}: axes", axis) for line in sweep.lines for axis in line.axes or ()
+    ]
     named += [("figure", axis) for axis in drawn if axis is not None]
     for where, axis in named:
         if axis not in sweep.grid:
-            raise BadConfig(f"{where}: the grid has no axis {axis!r}; there are {', '.join(sweep.grid) or 'none'}.")
+            raise BadConfig(
+                f"{where}: the grid has no axis {axis!r}; there are {', '.join(sweep.grid) or 'none'}."
+            )
     return sweep
 
 
@@ -129,19 +157,39 @@ def cells_of(sweep: Sweep, changes: Mapping[str, Any]) -> list[Cell]:
     """All runs of a sweep, the first seed's first, each with its checked recipe. `changes` are settings of all runs, and win."""
     cells = []
     for seed, line in itertools.product(sweep.seeds, sweep.lines):
-        axes = list(sweep.grid) if line.axes is None else [axis for axis in sweep.grid if axis in line.axes]
+        axes = (
+            list(sweep.grid)
+            if line.axes is None
+            else [axis for axis in sweep.grid if axis in line.axes]
+        )
         for values in itertools.product(*(sweep.grid[axis] for axis in axes)):
             place = dict(zip(axes, values, strict=True))
             name = _name_of(line.name, place, seed)
             base = line.recipe or sweep.recipe
             settings, origin = find_recipe(base) if base else ({}, name)
             own = _filled({**sweep.set, **line.set}, place, line.name)
-            for key, value in {**own, "seed": seed, "ticket.seed": seed, "baseline": None, **changes}.items():
+            for key, value in {
+                **own,
+                "seed": seed,
+                "ticket.seed": seed,
+                "baseline": None,
+                **changes,
+            }.items():
                 settings = with_setting(settings, key, value)
-            cells.append(Cell(name, line.name, {axis: place.get(axis) for axis in sweep.grid}, seed, make_recipe(settings, origin)))
+            cells.append(
+                Cell(
+                    name,
+                    line.name,
+                    {axis: place.get(axis) for axis in sweep.grid},
+                    seed,
+                    make_recipe(settings, origin),
+                )
+            )
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
-        raise BadConfig("Two runs of the sweep would have the same name; the names of its lines are too much alike.")
+        raise BadConfig(
+            "Two runs of the sweep would have the same name; the names of its lines are too much alike."
+        )
     return cells
 
 
@@ -152,7 +200,9 @@ def _filled(settings: Mapping[str, Any], place: Mapping[str, Any], line: str) ->
         names = re.findall(r"{([^{}]*)}", value) if isinstance(value, str) else []
         for axis in names:
             if axis not in place:
-                raise BadConfig(f"lines: {line}: {key}={value!r} needs the axis {axis!r}, and these runs don't vary over it.")
+                raise BadConfig(
+                    f"lines: {line}: {key}={value!r} needs the axis {axis!r}, and these runs don't vary over it."
+                )
             value = value.replace(f"{{{axis}}}", str(place[axis]))
         used |= set(names)
         filled[key] = value
@@ -161,8 +211,18 @@ def _filled(settings: Mapping[str, Any], place: Mapping[str, Any], line: str) ->
 
 def _name_of(line: str, place: Mapping[str, Any], seed: int) -> str:
     """A name that a folder can have: `mpt-1-32_conv4_prune0.8_seed0`."""
-    parts = [line, *(f"{'' if axis == 'model' else axis.rpartition('.')[2]}{value}" for axis, value in place.items()), f"seed{seed}"]
-    return "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", str(part).rpartition(":")[2]).strip("-").lower() for part in parts)
+    parts = [
+        line,
+        *(
+            f"{'' if axis == 'model' else axis.rpartition('.')[2]}{value}"
+            for axis, value in place.items()
+        ),
+        f"seed{seed}",
+    ]
+    return "_".join(
+        re.sub(r"[^A-Za-z0-9.]+", "-", str(part).rpartition(":")[2]).strip("-").lower()
+        for part in parts
+    )
 
 
 # -- running it ------------------------------------------------------------------------------------------------------------------
@@ -186,7 +246,10 @@ def run_sweep(
     jobs = jobs or max(1, devices)
     _require_same(sweep, cells, folder)
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "sweep.yaml", yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    write_whole(
+        folder / "sweep.yaml",
+        yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+    )
     rows = {cell.name: row_of(cell, folder) for cell in cells}
     write_results(folder, list(rows.values()))
     waiting = [cell for cell in cells if rows[cell.name]["state"] != "done"]
@@ -199,7 +262,10 @@ def run_sweep(
                 while waiting and free:
                     cell, place = waiting.pop(0), free.pop(0)
                     device = str(place % devices) if devices else None
-                    running[pool.submit(_search, cell, folder, threads, device, alive)] = cell, place
+                    running[pool.submit(_search, cell, folder, threads, device, alive)] = (
+                        cell,
+                        place,
+                    )
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     cell, place = running.pop(future)
                     free.append(place)
@@ -213,7 +279,13 @@ def run_sweep(
     return list(rows.values())
 
 
-def _search(cell: Cell, folder: Path, threads: int | None, device: str | None, alive: set[subprocess.Popen[bytes]]) -> str:
+def _search(
+    cell: Cell,
+    folder: Path,
+    threads: int | None,
+    device: str | None,
+    alive: set[subprocess.Popen[bytes]],
+) -> str:
     """One run in a process of its own, which is among those `alive` meanwhile; what it said last, if it failed."""
     run, log, recipe = (folder / "runs" / f"{cell.name}{end}" for end in ("", ".log", ".yaml"))
     command = [sys.executable, "-m", "mptify", "search", "--out", str(run)]
@@ -226,7 +298,13 @@ def _search(cell: Cell, folder: Path, threads: int | None, device: str | None, a
         command += ["--threads", str(threads)]
     with log.open("ab") as output:
         environment = os.environ | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment)
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
         alive.add(process)
         try:
             code = process.wait()
@@ -234,13 +312,19 @@ def _search(cell: Cell, folder: Path, threads: int | None, device: str | None, a
             alive.discard(process)
     recipe.unlink(missing_ok=True)
     last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1:]
-    return "" if code == 0 else (last[0] if last else f"ended with code {code}").removeprefix("mptify: ")
+    return (
+        ""
+        if code == 0
+        else (last[0] if last else f"ended with code {code}").removeprefix("mptify: ")
+    )
 
 
 def _require_same(sweep: Sweep, cells: list[Cell], folder: Path) -> None:
     """Raise before anything runs if the folder holds runs of the same names with other settings."""
     if folder.exists() and not (folder / "sweep.yaml").exists() and any(folder.iterdir()):
-        raise MptifyError(f"{folder} is not empty, and a sweep needs a folder of its own; choose another --out.")
+        raise MptifyError(
+            f"{folder} is not empty, and a sweep needs a folder of its own; choose another --out."
+        )
     for cell in cells:
         run = Run(folder / "runs" / cell.name)
         if run.recipe.exists():
@@ -255,10 +339,24 @@ def _require_same(sweep: Sweep, cells: list[Cell], folder: Path) -> None:
 
 def row_of(cell: Cell, folder: Path, error: str = "") -> dict[str, Any]:
     """What results.csv says of a run: its place in the sweep, and what came of it so far."""
-    row: dict[str, Any] = {"run": cell.name, "line": cell.line, **cell.place, "seed": cell.seed, **dict.fromkeys(_RESULTS)}
+    row: dict[str, Any] = {
+        "run": cell.name,
+        "line": cell.line,
+        **cell.place,
+        "seed": cell.seed,
+        **dict.fromkeys(_RESULTS),
+    }
     run = Run(folder / "runs" / cell.name)
     metrics = run.read_metrics()
-    state = "done" if run.recipe.exists() and run.has_summary else "failed" if error else "begun" if metrics else "waiting"
+    state = (
+        "done"
+        if run.recipe.exists() and run.has_summary
+        else "failed"
+        if error
+        else "begun"
+        if metrics
+        else "waiting"
+    )
     row |= {"state": state, "error": error or None, "epochs": len(metrics)}
     if metrics:
         row |= {
@@ -293,7 +391,9 @@ def read_results(path: Path) -> tuple[list[dict[str, str]], Figure | None, list[
     columns = list(rows[0]) if rows else []
     missing = [name for name in ("line", "seed", "state", "top1") if name not in columns]
     if missing:
-        raise MptifyError(f"{path}: this is no table of a sweep's results; it has no column {missing[0]!r}.")
+        raise MptifyError(
+            f"{path}: this is no table of a sweep's results; it has no column {missing[0]!r}."
+        )
     beside = path.with_name("sweep.yaml")
     figure = find_sweep(str(beside)).figure if beside.is_file() else None
     return rows, figure, columns[columns.index("line") + 1 : columns.index("seed")]

@@ -23,7 +23,13 @@ from mptify.models import registry
 from mptify.models.init_mode import InitMode
 from mptify.models.registry import Entry
 from mptify.surgery import transform
-from mptify.surgery.invariants import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
+from mptify.surgery.invariants import (
+    bad_gradients,
+    lost_layers,
+    real_inputs,
+    unnormalised_signs,
+    wrongly_trainable,
+)
 from mptify.surgery.plan import plan_of
 
 __all__ = ["MODES", "RUN_LIMIT", "check_model", "markdown", "read_rows", "summary", "sweep"]
@@ -70,7 +76,9 @@ def _check_structure(model: nn.Module, bits: str, prune: float) -> Row:
     checks = {
         "I2": unnormalised_signs(ticketed),
         "I4": wrongly_trainable(ticketed),
-        "I5": lost_layers(ticketed) if plan.total >= weights else [f"{plan.total} of {weights} weights accounted for"],
+        "I5": lost_layers(ticketed)
+        if plan.total >= weights
+        else [f"{plan.total} of {weights} weights accounted for"],
     }
     return {
         "parts": len(plan.edits) if plan.untraced else 1,
@@ -123,7 +131,9 @@ def _check_runs(entry: Entry, modes: dict[str, Row]) -> None:
             row["dead"] = sorted(idle & _dead_when_dense(entry, size, inputs))
             idle -= set(row["dead"])
         if idle:  # a squeeze to four channels, say, whose ReLUs are all off: that should be this seed's bad luck
-            row["unlucky"] = sorted(idle - _run(model, bits, prune, inputs, row["exempt"], seed=1)[1])
+            row["unlucky"] = sorted(
+                idle - _run(model, bits, prune, inputs, row["exempt"], seed=1)[1]
+            )
             failed["I4"] += [f"{name}: zero" for name in sorted(idle - set(row["unlucky"]))]
         row["failed"].update({check: names[:5] for check, names in failed.items() if names})
         row["ran"] = True
@@ -133,8 +143,14 @@ def _dead_when_dense(entry: Entry, size: int | None, inputs: tuple) -> set[str]:
     """Layers whose weights get no gradient in the network as it was either, such as those behind a norm over one channel."""
     model = registry.build(entry, input_size=size).train()
     registry.training_loss(model(*inputs)).backward()
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.dim() > 1}
-    idle = {name for name, parameter in parameters.items() if parameter.grad is None or not float(parameter.grad.abs().max())}
+    parameters = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.dim() > 1
+    }
+    idle = {
+        name
+        for name, parameter in parameters.items()
+        if parameter.grad is None or not float(parameter.grad.abs().max())
+    }
     return {name.removesuffix(".weight") for name in idle}
 
 
@@ -155,8 +171,14 @@ def _run(
         with torch.no_grad():
             ticketed.eval()
             ran_in_eval, real_in_eval = real_inputs(ticketed, lambda: ticketed(*inputs))
-        unseen = {layer.name for layer in plan_of(ticketed).layers if not layer.tied_to} - ran - ran_in_eval
-        failed["I1"] = sorted((real | real_in_eval) - set(exempt)) + [f"{name}: never ran" for name in sorted(unseen)]
+        unseen = (
+            {layer.name for layer in plan_of(ticketed).layers if not layer.tied_to}
+            - ran
+            - ran_in_eval
+        )
+        failed["I1"] = sorted((real | real_in_eval) - set(exempt)) + [
+            f"{name}: never ran" for name in sorted(unseen)
+        ]
     return failed, {name for name, what in bad.items() if what == "zero"}
 
 
@@ -230,7 +252,12 @@ class _Worker:
 
     def take(self) -> tuple[Row, bool]:
         """The finished row and True, or a row that says how the process failed and False."""
-        lost = {"model": str(self.entry), "parameters": 0, "modes": {}, "seconds": round(time.monotonic() - self.since, 1)}
+        lost = {
+            "model": str(self.entry),
+            "parameters": 0,
+            "modes": {},
+            "seconds": round(time.monotonic() - self.since, 1),
+        }
         if not self.pipe.poll():
             return {**lost, "error": f"gave up after {TIME_LIMIT:.0f} s"}, False
         try:
@@ -274,7 +301,9 @@ def read_rows(path: Path) -> list[Row]:
             rows.append(row)
         except (json.JSONDecodeError, KeyError, TypeError):
             if not '{"model": '.startswith(line[:10]):
-                raise MptifyError(f"{path}: line {number} is no row of a sweep; choose another file.") from None
+                raise MptifyError(
+                    f"{path}: line {number} is no row of a sweep; choose another file."
+                ) from None
     return rows
 
 
@@ -283,7 +312,11 @@ def read_rows(path: Path) -> list[Row]:
 
 def passed(row: Row) -> bool:
     """Converted in every mode with no check failed."""
-    return "error" not in row and len(row["modes"]) == len(MODES) and not any(mode["failed"] for mode in row["modes"].values())
+    return (
+        "error" not in row
+        and len(row["modes"]) == len(MODES)
+        and not any(mode["failed"] for mode in row["modes"].values())
+    )
 
 
 def was_run(row: Row) -> bool:
@@ -334,13 +367,19 @@ def markdown(rows: list[Row]) -> str:
 def _left_table(rows: list[Row]) -> list[str]:
     found = []
     for row in rows:
-        left = {(name, count, reason): None for mode in row["modes"].values() for name, count, reason in mode["left"]}
+        left = {
+            (name, count, reason): None
+            for mode in row["modes"].values()
+            for name, count, reason in mode["left"]
+        }
         reasons: dict[str, list[tuple[str, int]]] = {}
         for name, count, reason in left:
             reasons.setdefault(reason, []).append((name, count))
         for reason, layers in reasons.items():
             more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
-            found.append(f"| {row['model']} | `{layers[0][0]}`{more} | {sum(count for _, count in layers):,} | {reason} |")
+            found.append(
+                f"| {row['model']} | `{layers[0][0]}`{more} | {sum(count for _, count in layers):,} | {reason} |"
+            )
     if not found:
         return []
     return [
@@ -361,13 +400,20 @@ def _table_row(row: Row) -> str:
         return "| " + " | ".join([*cells, "–", "–", "–", f"**{row['error']}**"]) + " |"
     parts = max(mode["parts"] for mode in row["modes"].values())
     cells.append("whole" if parts == 1 else f"{parts} parts")
-    cells += [f"{100 * mode['converted'] / mode['weights']:.2f} %" for mode in row["modes"].values()]
-    failed = [f"{check} in {bits}" for bits, mode in row["modes"].items() for check in mode["failed"]]
+    cells += [
+        f"{100 * mode['converted'] / mode['weights']:.2f} %" for mode in row["modes"].values()
+    ]
+    failed = [
+        f"{check} in {bits}" for bits, mode in row["modes"].items() for check in mode["failed"]
+    ]
     if "error" in row or failed:
         verdict = f"**{row.get('error') or ', '.join(failed)}**"
     else:
         verdict = "all" if was_run(row) else "structure; not run"
-    for kind, why in {"dead": "get no gradient in the dense network either", "unlucky": "get a gradient with another seed only"}.items():
+    for kind, why in {
+        "dead": "get no gradient in the dense network either",
+        "unlucky": "get a gradient with another seed only",
+    }.items():
         names = {name for mode in row["modes"].values() for name in mode.get(kind, ())}
         if names:
             verdict += f"; {len(names)} layers {why}"

@@ -15,7 +15,15 @@ from mptify.errors import BadConfig, MptifyError, shown
 from mptify.training.curves import draw_curves
 from mptify.training.distributed import flat
 
-__all__ = ["Callback", "CallbackList", "Curves", "SearchState", "StepMetrics", "Trackers", "check_callbacks"]
+__all__ = [
+    "Callback",
+    "CallbackList",
+    "Curves",
+    "SearchState",
+    "StepMetrics",
+    "Trackers",
+    "check_callbacks",
+]
 
 
 @dataclass
@@ -126,7 +134,9 @@ class CallbackList:
 
     def state_dict(self) -> list[list[Any]]:
         """Class name and state of each callback that has one."""
-        states = [(type(callback).__qualname__, callback.state_dict()) for callback in self.callbacks]
+        states = [
+            (type(callback).__qualname__, callback.state_dict()) for callback in self.callbacks
+        ]
         return [[name, state] for name, state in states if state]
 
     def load_state_dict(self, states: list[list[Any]]) -> None:
@@ -136,7 +146,9 @@ class CallbackList:
             if left and left[0][0] == type(callback).__qualname__:
                 callback.load_state_dict(left.pop(0)[1])
         if left:
-            raise MptifyError(f"The search was begun with the callback {left[0][0]}, which keeps state; resume it with the same callbacks.")
+            raise MptifyError(
+                f"The search was begun with the callback {left[0][0]}, which keeps state; resume it with the same callbacks."
+            )
 
 
 class Trackers(Callback):
@@ -149,11 +161,17 @@ class Trackers(Callback):
         self.accelerator.init_trackers("mptify", config=flat(search.config.model_dump(mode="json")))
 
     def on_epoch_end(self, search: SearchState, row: dict[str, Any]) -> None:
-        numbers = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "epoch"}
+        numbers = {
+            key: value
+            for key, value in row.items()
+            if isinstance(value, (int, float)) and key != "epoch"
+        }
         self.accelerator.log(numbers, step=search.epoch)
 
     def on_search_end(self, search: SearchState) -> None:
-        for tracker in self.accelerator.trackers:  # `end_training` would also end the process group, which a baseline needs
+        for tracker in (
+            self.accelerator.trackers
+        ):  # `end_training` would also end the process group, which a baseline needs
             tracker.finish()
 
 
@@ -177,5 +195,7 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
     found = list(callbacks)
     wrong = [callback for callback in found if not isinstance(callback, Callback)]
     if wrong:
-        raise BadConfig(f"callbacks: a list of mptify.Callback is needed, and {shown(wrong[0])} is not one.")
+        raise BadConfig(
+            f"callbacks: a list of mptify.Callback is needed, and {shown(wrong[0])} is not one."
+        )
     return found

@@ -18,7 +18,9 @@ __all__ = ["changing", "fingerprint", "optimizer_state", "restore_optimizer_"]
 def changing(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """All that a step may change; frozen weights come with the network."""
     frozen = {name for name, kind in parameter_kinds(network).items() if kind == "frozen"}
-    yield from ((name, parameter) for name, parameter in network.named_parameters() if name not in frozen)
+    yield from (
+        (name, parameter) for name, parameter in network.named_parameters() if name not in frozen
+    )
     yield from network.named_buffers()
 
 
@@ -49,7 +51,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
     return tensors, plain
 
 
-def restore_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+def restore_optimizer_(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> None:
     """Put back what `optimizer_state` gave."""
     parameters = _parameters(optimizer)
     for name, value in [*tensors.items(), *plain.items()]:
@@ -57,5 +61,7 @@ def restore_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
             _, number, key = name.split(".", 2)
             parameter = parameters[int(number)]
             if isinstance(value, Tensor):
-                value = value.clone() if key == "step" else value.to(parameter.device)  # torch counts steps on the CPU
+                value = (
+                    value.clone() if key == "step" else value.to(parameter.device)
+                )  # torch counts steps on the CPU
             optimizer.state[parameter][key] = value

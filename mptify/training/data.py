@@ -56,7 +56,10 @@ class Images:
 
     def shape(self) -> tuple[int, ...]:
         """Of one image, as the network sees it."""
-        return tuple(self.pixels.shape[1:]) if self.pixels is not None else tuple(self.files[0][0].shape)  # type: ignore[index]
+        if self.pixels is not None:
+            return tuple(self.pixels.shape[1:])
+        assert self.files is not None
+        return tuple(self.files[0][0].shape)
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------------
@@ -73,7 +76,15 @@ def images_in_step(count: int, steps: int, step: int) -> int:
 
 
 def training_batches(
-    images: Images, batch: int, seed: int, epoch: int, *, first: int, rank: int, world: int, device: Any
+    images: Images,
+    batch: int,
+    seed: int,
+    epoch: int,
+    *,
+    first: int,
+    rank: int,
+    world: int,
+    device: Any,
 ) -> Iterator[Batch]:
     """This process's share of each batch of an epoch, from step `first` on. Each image is seen once, by one process."""
     generator = torch.Generator().manual_seed(mixed(seed, epoch))
@@ -88,20 +99,29 @@ def training_batches(
     for share in shares:
         pixels = images.pixels[share].to(device, non_blocking=True)
         if images.crop:
-            pixels = _cropped(pixels, offsets[0][share].to(device), offsets[1][share].to(device), images)
+            pixels = _cropped(
+                pixels, offsets[0][share].to(device), offsets[1][share].to(device), images
+            )
         if images.flip:
-            pixels = torch.where(mirrored[share].to(device)[:, None, None, None], pixels.flip(3), pixels)
+            pixels = torch.where(
+                mirrored[share].to(device)[:, None, None, None], pixels.flip(3), pixels
+            )
         yield _normalized(pixels, images), _labels(images, share).to(device)
 
 
-def evaluation_batches(images: Images, batch: int, *, rank: int, world: int, device: Any) -> Iterator[Batch]:
+def evaluation_batches(
+    images: Images, batch: int, *, rank: int, world: int, device: Any
+) -> Iterator[Batch]:
     """This process's share of all images, each of them once over all processes."""
     shares = torch.arange(rank, len(images), world).split(batch)
     if images.pixels is None:
         yield from _from_files(images, list(shares), device, seed=None)
         return
     for share in shares:
-        yield _normalized(images.pixels[share].to(device, non_blocking=True), images), _labels(images, share).to(device)
+        yield (
+            _normalized(images.pixels[share].to(device, non_blocking=True), images),
+            _labels(images, share).to(device),
+        )
 
 
 def first_images(images: Images, count: int, device: Any) -> Tensor:
@@ -138,7 +158,9 @@ def _cropped(pixels: Tensor, down: Tensor, right: Tensor, images: Images) -> Ten
         _mirrored(shift[:, None] - images.crop + torch.arange(size, device=pixels.device), size)
         for shift, size in zip((down, right), pixels.shape[2:], strict=True)
     )
-    return pixels.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return pixels.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(
+        0, 3, 1, 2
+    )
 
 
 def _mirrored(place: Tensor, size: int) -> Tensor:
@@ -151,7 +173,9 @@ class _Seeded(Dataset):
 
     def __init__(self, files: Any, classes: int):
         self.files, self.classes = files, classes
-        self.first: tuple[str, tuple[int, ...]] | None = None  # name and size of the image that was read first
+        self.first: tuple[str, tuple[int, ...]] | None = (
+            None  # name and size of the image that was read first
+        )
 
     def __getitem__(self, place: tuple[int, int | None]) -> Any:
         index, seed = place
@@ -162,13 +186,19 @@ class _Seeded(Dataset):
             return item
         except BadData as error:
             return _Unreadable(f"{_name_of(self.files, index)}: {error}")
-        except Exception as error:  # of whatever reads images; a worker would wrap it into a traceback
-            return _Unreadable(f"{_name_of(self.files, index)}: can't be read ({first_line(error)}).")
+        except (
+            Exception
+        ) as error:  # of whatever reads images; a worker would wrap it into a traceback
+            return _Unreadable(
+                f"{_name_of(self.files, index)}: can't be read ({first_line(error)})."
+            )
 
     def _require_one_size(self, shape: tuple[int, ...], index: int) -> None:
         self.first = self.first or (_name_of(self.files, index), shape)
         if shape != self.first[1]:
-            raise BadData(f"is {sizes(shape)}, and {self.first[0]} is {sizes(self.first[1])}; all must have one size.")
+            raise BadData(
+                f"is {sizes(shape)}, and {self.first[0]} is {sizes(self.first[1])}; all must have one size."
+            )
 
 
 @dataclass(frozen=True)
@@ -209,10 +239,14 @@ def _behind_subsets(files: Any, index: int = 0) -> tuple[Any, int]:
 
 
 def _together(items: list[Any]) -> Any:
-    return next((item for item in items if isinstance(item, _Unreadable)), None) or default_collate(items)
+    return next((item for item in items if isinstance(item, _Unreadable)), None) or default_collate(
+        items
+    )
 
 
-def _from_files(images: Images, shares: Iterable[Tensor], device: Any, seed: int | None) -> Iterator[Batch]:
+def _from_files(
+    images: Images, shares: Iterable[Tensor], device: Any, seed: int | None
+) -> Iterator[Batch]:
     places = [[(index, seed) for index in share.tolist()] for share in shares]
     loader = DataLoader(
         _Seeded(images.files, images.classes if images.numbers is None else len(images.numbers)),
@@ -246,7 +280,9 @@ def as_pair(train: Any, val: Any, workers: int = 0) -> tuple[Images, Images]:
         pair[1].mean, pair[1].deviation = pair[0].mean, pair[0].deviation
     require_classes(pair[0], "train")
     if pair[0].shape() != pair[1].shape():
-        raise BadData(f"Training images are {sizes(pair[0].shape())}, those for validation {sizes(pair[1].shape())}.")
+        raise BadData(
+            f"Training images are {sizes(pair[0].shape())}, those for validation {sizes(pair[1].shape())}."
+        )
     return pair
 
 
@@ -254,7 +290,9 @@ def require_classes(images: Images, what: str) -> None:
     """Raise unless there is something to tell apart: with one class, a network that says nothing else is always right."""
     count = images.classes if images.labels is None else len(images.labels.unique())
     if count < 2:
-        raise BadData(f"{what}: all images are of one class; a search needs at least two to tell apart.")
+        raise BadData(
+            f"{what}: all images are of one class; a search needs at least two to tell apart."
+        )
 
 
 def as_images(data: Any, what: str, workers: int = 0) -> Images:
@@ -262,11 +300,21 @@ def as_images(data: Any, what: str, workers: int = 0) -> Images:
     if isinstance(data, Images):
         return data
     if isinstance(data, DataLoader):
-        raise BadData(f"{what}: pass the data set, not a DataLoader; a search makes its own batches, to go on in the middle of an epoch.")
+        raise BadData(
+            f"{what}: pass the data set, not a DataLoader; a search makes its own batches, to go on in the middle of an epoch."
+        )
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return checked_pixels(data[0], data[1], what)
-    if isinstance(data, (IterableDataset, str, Tensor, np.ndarray)) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        hint = f"; `mptify search --data imagefolder:{data}` reads a folder" if isinstance(data, str) else ""
+    if (
+        isinstance(data, (IterableDataset, str, Tensor, np.ndarray))
+        or not hasattr(data, "__getitem__")
+        or not hasattr(data, "__len__")
+    ):
+        hint = (
+            f"; `mptify search --data imagefolder:{data}` reads a folder"
+            if isinstance(data, str)
+            else ""
+        )
         raise BadData(
             f"{what}: a pair (images, labels) or a data set with a length and numbers is needed, not a {type(data).__name__}{hint}."
         )
@@ -282,7 +330,11 @@ def _count_classes(data: Any, what: str) -> int:
     if isinstance(getattr(whole, "classes", None), Sized):
         return len(whole.classes)
     targets = getattr(whole, "targets", None)
-    if targets is not None and np.ndim(targets) == 1 and np.issubdtype(np.asarray(targets).dtype, np.integer):
+    if (
+        targets is not None
+        and np.ndim(targets) == 1
+        and np.issubdtype(np.asarray(targets).dtype, np.integer)
+    ):
         return 1 + int(max(targets))
     return 1 + max(_item(data, index, what)[1] for index in range(len(data)))
 
@@ -306,7 +358,9 @@ def checked_pixels(images: Any, labels: Any, what: str) -> Images:
         pixels = pixels[..., None]
     if pixels.ndim != 4 or pixels.dtype != np.uint8:
         got = f"{pixels.dtype} of {sizes(pixels.shape)}" if pixels.ndim else shown(images)
-        raise BadData(f"{what}: images are uint8 of shape images × height × width × channels, not {got}.")
+        raise BadData(
+            f"{what}: images are uint8 of shape images × height × width × channels, not {got}."
+        )
     if not pixels.size:
         raise BadData(f"{what}: there are no pixels in {sizes(pixels.shape)}.")
     labels = checked_labels(labels, len(pixels), what)

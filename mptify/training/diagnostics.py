@@ -26,25 +26,37 @@ class Masks:
         self.still = dict.fromkeys(self.layers, 0)
 
     def _now(self) -> dict[str, np.ndarray]:
-        return {name: np.packbits(layer.mask.cpu().numpy(), bitorder="little") for name, layer in self.layers.items()}
+        return {
+            name: np.packbits(layer.mask.cpu().numpy(), bitorder="little")
+            for name, layer in self.layers.items()
+        }
 
     def turn(self) -> float:
         """Take the masks of an epoch's end; which share of the survivors was not among them at its beginning?"""
         now, fresh = self._now(), 0
         for name, bits in now.items():
             fresh += int(np.unpackbits(bits & ~self.packed[name]).sum())
-            self.still[name] = self.still[name] + 1 if np.array_equal(bits, self.packed[name]) else 0
+            self.still[name] = (
+                self.still[name] + 1 if np.array_equal(bits, self.packed[name]) else 0
+            )
         self.packed = now
         return fresh / max(1, sum(layer.kept for layer in self.layers.values()))
 
     def stuck(self, epochs: int) -> list[str]:
         """After `epochs` of them: layers whose survivors have not changed since the end of the first, though they could."""
-        return [name for name, layer in self.layers.items() if epochs >= 3 and self.still[name] >= epochs - 1 and layer.kept < layer.count]
+        return [
+            name
+            for name, layer in self.layers.items()
+            if epochs >= 3 and self.still[name] >= epochs - 1 and layer.kept < layer.count
+        ]
 
     def hashes(self) -> Tensor:
         """One number per layer."""
         digests = [hashlib.sha256(bits.tobytes()).digest() for bits in self.packed.values()]
-        return torch.tensor([int.from_bytes(digest[:8], "little", signed=True) for digest in digests], dtype=torch.int64)
+        return torch.tensor(
+            [int.from_bytes(digest[:8], "little", signed=True) for digest in digests],
+            dtype=torch.int64,
+        )
 
     def digest(self) -> str:
         """Of all masks together."""
@@ -60,7 +72,9 @@ class Masks:
         self.still = dict(still)
 
 
-def require_agreement(masks: Masks, gather: Callable[[Tensor], Tensor], world: int, device: Any) -> None:
+def require_agreement(
+    masks: Masks, gather: Callable[[Tensor], Tensor], world: int, device: Any
+) -> None:
     """Raise unless every process holds the masks that process 0 holds; says which one does not, and where."""
     if world == 1:
         return
@@ -68,7 +82,11 @@ def require_agreement(masks: Masks, gather: Callable[[Tensor], Tensor], world: i
     if not len(mine):
         return
     everyone = gather(mine).view(world, -1).cpu()
-    wrong = [(rank, int(index)) for rank in range(1, world) for index in (everyone[rank] != everyone[0]).nonzero().flatten()]
+    wrong = [
+        (rank, int(index))
+        for rank in range(1, world)
+        for index in (everyone[rank] != everyone[0]).nonzero().flatten()
+    ]
     if wrong:
         rank, index = wrong[0]
         layers = sum(1 for other, _ in wrong if other == rank)

@@ -31,7 +31,9 @@ def together() -> Iterator[None]:
     except RuntimeError as error:
         if not _is_lost_connection(error):
             raise
-        raise LostProcess("Another process of this search has ended, and no other can go on without it.") from None
+        raise LostProcess(
+            "Another process of this search has ended, and no other can go on without it."
+        ) from None
 
 
 def _is_lost_connection(error: RuntimeError) -> bool:
@@ -39,7 +41,9 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
     if isinstance(error, torch.distributed.DistError):
         return True
-    return "gloo" in str(error) and torch.distributed.is_initialized()  # whose errors have no type of their own
+    return (
+        "gloo" in str(error) and torch.distributed.is_initialized()
+    )  # whose errors have no type of their own
 
 
 def _without_devices() -> bool:
@@ -56,8 +60,15 @@ def processes_asked_for() -> int | None:
     where there should be others, but the command does not say how many.
     """
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
-    ranked = any(name in os.environ for name in ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"))
-    if not on_cpu or ranked or not {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    ranked = any(
+        name in os.environ
+        for name in ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+    )
+    if (
+        not on_cpu
+        or ranked
+        or not {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    ):
         return 1
     import psutil
 
@@ -88,7 +99,9 @@ def accelerator_for(config: SearchConfig, out: Any) -> Any:
         )
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if asked not in ("no", config.precision):
-        raise MptifyError(f"The launcher asks for {asked}, the search for precision={config.precision!r}; set precision={asked} there too.")
+        raise MptifyError(
+            f"The launcher asks for {asked}, the search for precision={config.precision!r}; set precision={asked} there too."
+        )
     _require_trackers(config.trackers)
     AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
     try:
@@ -106,7 +119,9 @@ def accelerator_for(config: SearchConfig, out: Any) -> Any:
             f"{started} processes were started, and Accelerate connects {accelerator.num_processes} of them: "
             "each would search alone, in the same folder; start one, or use `accelerate launch`."
         )
-    accelerator.gradient_accumulation_steps = 1  # whatever the launcher says: this loop does it itself
+    accelerator.gradient_accumulation_steps = (
+        1  # whatever the launcher says: this loop does it itself
+    )
     if config.precision == "fp16" and accelerator.device.type == "cpu":
         raise MptifyError("precision='fp16' needs a GPU; bf16 works on CPUs too.")
     sharded = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
@@ -124,9 +139,13 @@ def _require_trackers(names: Collection[str]) -> None:
     there = {str(getattr(tracker, "value", tracker)) for tracker in get_available_trackers()}
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
-            raise MptifyError(f"trackers={name!r}: Accelerate knows {', '.join(LOGGER_TYPE_TO_CLASS)}.")
+            raise MptifyError(
+                f"trackers={name!r}: Accelerate knows {', '.join(LOGGER_TYPE_TO_CLASS)}."
+            )
         if name not in there:
-            raise MptifyError(f"trackers={name!r}: is not installed; `pip install {name}` may do it.")
+            raise MptifyError(
+                f"trackers={name!r}: is not installed; `pip install {name}` may do it."
+            )
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -136,7 +155,9 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             found |= flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, (int, float, str, bool)) else str(value)
+            found[prefix + key] = (
+                value if isinstance(value, (int, float, str, bool)) else str(value)
+            )
     return found
 
 

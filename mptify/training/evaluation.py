@@ -39,16 +39,29 @@ def logits_of(output: Any) -> Tensor:
     if isinstance(output, (tuple, list)) and output:
         output = output[0]
     if not isinstance(output, Tensor) or output.dim() != 2:
-        what = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        raise BadData(f"A search needs a network that gives one row of class scores per image; this one gives {what}.")
+        what = (
+            f"of shape {tuple(output.shape)}"
+            if isinstance(output, Tensor)
+            else f"a {type(output).__name__}"
+        )
+        raise BadData(
+            f"A search needs a network that gives one row of class scores per image; this one gives {what}."
+        )
     return output
 
 
 def loss_of(output: Any, labels: Tensor, smoothing: float) -> Tensor:
     """Summed cross-entropy; auxiliary heads count 0.3, as in the papers that have them."""
-    heads = [head for head in (output if isinstance(output, (tuple, list)) else [output]) if isinstance(head, Tensor)]
+    heads = [
+        head
+        for head in (output if isinstance(output, (tuple, list)) else [output])
+        if isinstance(head, Tensor)
+    ]
     logits_of(output)
-    losses = [F.cross_entropy(head.float(), labels, reduction="sum", label_smoothing=smoothing) for head in heads]
+    losses = [
+        F.cross_entropy(head.float(), labels, reduction="sum", label_smoothing=smoothing)
+        for head in heads
+    ]
     return losses[0] + 0.3 * sum(losses[1:]) if len(losses) > 1 else losses[0]
 
 
@@ -68,20 +81,33 @@ def evaluate(
 
     `see` is shown each of this process's batches: the best classes of every image, best first, and the labels.
     """
-    sums = torch.zeros(4, dtype=torch.float64, device=device if torch.device(device).type != "mps" else "cpu")
+    sums = torch.zeros(
+        4, dtype=torch.float64, device=device if torch.device(device).type != "mps" else "cpu"
+    )
     start = time.perf_counter()
     with judging(model):
-        for pixels, labels in evaluation_batches(images, batch, rank=rank, world=world, device=device):
+        for pixels, labels in evaluation_batches(
+            images, batch, rank=rank, world=world, device=device
+        ):
             logits = logits_of(model(pixels)).float()
             ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
             best = ranked == labels[:, None]
             loss = F.cross_entropy(logits, labels, reduction="sum")
-            sums += torch.stack([best[:, 0].sum(), best.any(1).sum(), loss, torch.tensor(len(labels), device=loss.device)]).to(sums)
+            sums += torch.stack(
+                [
+                    best[:, 0].sum(),
+                    best.any(1).sum(),
+                    loss,
+                    torch.tensor(len(labels), device=loss.device),
+                ]
+            ).to(sums)
             see(ranked, labels)
             tick(len(labels))
     top1, top5, loss, count = sum_up(sums).tolist()
     assert count == len(images), f"{count} images were counted, and there are {len(images)}"
-    return Evaluation(int(count), top1 / count, top5 / count, loss / count, count / (time.perf_counter() - start))
+    return Evaluation(
+        int(count), top1 / count, top5 / count, loss / count, count / (time.perf_counter() - start)
+    )
 
 
 @contextlib.contextmanager

@@ -66,7 +66,9 @@ def _visible_(reader: Any) -> Any:
     shown = [name for name in names if not any(part.startswith(".") for part in Path(name).parts)]
     number = {reader.class_to_idx[name]: new for new, name in enumerate(shown)}
     reader.samples = [
-        (path, number[label]) for path, label in reader.samples if label in number and not _is_hidden(path, Path(reader.root))
+        (path, number[label])
+        for path, label in reader.samples
+        if label in number and not _is_hidden(path, Path(reader.root))
     ]
     reader.class_to_idx = {name: new for new, name in enumerate(shown)}
     return reader

@@ -9,7 +9,9 @@ import numpy as np
 
 __all__ = ["BACKGROUND", "plain", "read_image"]
 
-BACKGROUND = 255  # white, as paper and most web pages are: what shows through where a picture is transparent
+BACKGROUND = (
+    255  # white, as paper and most web pages are: what shows through where a picture is transparent
+)
 
 
 def read_image(file: str | Path | IO[bytes], mode: str = "RGB") -> Any:

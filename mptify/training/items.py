@@ -28,7 +28,9 @@ def as_array(value: Any, what: str) -> np.ndarray:
 def checked_labels(labels: Any, count: int, what: str) -> np.ndarray:
     """Labels of so many images, as whole numbers."""
     if labels is None:
-        raise BadData(f"{what}: labels are whole numbers from 0, one per image, and these are None.")
+        raise BadData(
+            f"{what}: labels are whole numbers from 0, one per image, and these are None."
+        )
     found = as_array(labels, f"{what}: labels")
     if found.ndim == 2 and found.shape[0] == count and found.shape[1] > 1:
         raise BadData(
@@ -40,10 +42,16 @@ def checked_labels(labels: Any, count: int, what: str) -> np.ndarray:
     found = found.reshape(-1)
     if np.issubdtype(found.dtype, np.floating):
         odd = next((label for label in found.tolist() if label != label // 1), found.tolist()[0])
-        raise BadData(f"{what}: labels are whole numbers from 0, and these are {found.dtype}, such as {odd}.")
+        raise BadData(
+            f"{what}: labels are whole numbers from 0, and these are {found.dtype}, such as {odd}."
+        )
     if not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
-        place, label = next((at for at in enumerate(found.tolist()) if not _is_label(at[1])), (0, found.tolist()[0]))
-        raise BadData(f"{what}: labels are whole numbers from 0, and the {_ordinal(place)} is {shown(label)}.")
+        place, label = next(
+            (at for at in enumerate(found.tolist()) if not _is_label(at[1])), (0, found.tolist()[0])
+        )
+        raise BadData(
+            f"{what}: labels are whole numbers from 0, and the {_ordinal(place)} is {shown(label)}."
+        )
     return found.astype(np.int64)
 
 
@@ -55,7 +63,9 @@ def checked_item(item: Any, classes: int | None) -> tuple[Tensor, int]:
     few = "from 0" if classes is None else f"from 0 to {classes - 1}"
     if isinstance(label, (list, tuple)):
         count = int(torch.as_tensor(item[1]).numel()) if isinstance(item[1], Tensor) else len(label)
-        raise BadData(f"its label has {count:,} numbers; labels are whole numbers {few}, one per image.")
+        raise BadData(
+            f"its label has {count:,} numbers; labels are whole numbers {few}, one per image."
+        )
     if not _is_label(label) or (classes is not None and label >= classes):
         raise BadData(f"its label is {shown(label)}; labels are whole numbers {few}.")
     return item[0], int(label)
@@ -70,7 +80,11 @@ def _kind(item: Any) -> str:
         if len(item) != 2:
             return f"a {type(item).__name__} of {len(item)}"
         return f"a pair that begins with a {type(item[0]).__name__}; a transform may be missing"
-    return f"a {type(item).__name__}; a transform may be missing" if isinstance(item, (int, str)) else f"a {type(item).__name__}"
+    return (
+        f"a {type(item).__name__}; a transform may be missing"
+        if isinstance(item, (int, str))
+        else f"a {type(item).__name__}"
+    )
 
 
 def _ordinal(place: int) -> str:

@@ -26,9 +26,25 @@ from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.ticket.codec import Architecture
 from mptify.ticket.state import ticket_of, write
-from mptify.training.callbacks import Callback, CallbackList, Curves, SearchState, StepMetrics, Trackers, check_callbacks
+from mptify.training.callbacks import (
+    Callback,
+    CallbackList,
+    Curves,
+    SearchState,
+    StepMetrics,
+    Trackers,
+    check_callbacks,
+)
 from mptify.training.checkpoint import changing, fingerprint, optimizer_state, restore_optimizer_
-from mptify.training.data import Images, as_pair, batches_of, first_images, images_in_step, mixed, training_batches
+from mptify.training.data import (
+    Images,
+    as_pair,
+    batches_of,
+    first_images,
+    images_in_step,
+    mixed,
+    training_batches,
+)
 from mptify.training.diagnostics import Masks, constant_layers, require_agreement
 from mptify.training.distributed import Whole, accelerator_for, together
 from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of
@@ -101,7 +117,11 @@ def search(
     callbacks = check_callbacks(callbacks)
     if hasattr(model, "ticket_plan"):  # its own settings count
         own = {"ticket": plan_of(model).config}
-        config = config.model_copy(update=own) if isinstance(config, SearchConfig) else {**(config or {}), **own}
+        config = (
+            config.model_copy(update=own)
+            if isinstance(config, SearchConfig)
+            else {**(config or {}), **own}
+        )
     config = make_search_config(config)
     pair = as_pair(train, val, workers)
     with together(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -113,19 +133,27 @@ def _check_arguments(model: Any, config: Any, out: Any, architecture: Any, worke
     if not isinstance(model, nn.Module):
         hint = f"; `mptify search {model}` takes names" if isinstance(model, str) else ""
         if isinstance(model, type) and issubclass(model, nn.Module):
-            raise BadConfig(f"model: a network (torch.nn.Module) is needed, not its class {model.__name__}; write {model.__name__}().")
+            raise BadConfig(
+                f"model: a network (torch.nn.Module) is needed, not its class {model.__name__}; write {model.__name__}()."
+            )
         raise BadConfig(f"model: a network (torch.nn.Module) is needed, not {shown(model)}{hint}.")
     if config is not None and not isinstance(config, (SearchConfig, Mapping)):
-        raise BadConfig(f"config: settings are needed, such as {{'epochs': 5}}, not {shown(config)}.")
+        raise BadConfig(
+            f"config: settings are needed, such as {{'epochs': 5}}, not {shown(config)}."
+        )
     if out is not None and not isinstance(out, (str, os.PathLike)):
         raise BadConfig(f"out={shown(out)}: the path of a folder is needed.")
     if architecture is not None and not isinstance(architecture, (str, Architecture)):
-        raise BadConfig(f"architecture={shown(architecture)}: a name is needed, such as 'timm:resnet18'.")
+        raise BadConfig(
+            f"architecture={shown(architecture)}: a name is needed, such as 'timm:resnet18'."
+        )
     if not isinstance(workers, int) or workers < 0:
         raise BadConfig(f"workers={shown(workers)}: a number from 0 is needed.")
 
 
-def steps_of(model: nn.Module, train: Any, config: SearchConfig | Mapping[str, Any]) -> Iterator[None]:
+def steps_of(
+    model: nn.Module, train: Any, config: SearchConfig | Mapping[str, Any]
+) -> Iterator[None]:
     """A search's training steps, one per `next`, without end, without evaluation and without a folder: to be timed."""
     images, _ = as_pair(train, train)
     search = _Search(model, images, images, make_search_config(config), None, False, None, [])
@@ -133,7 +161,14 @@ def steps_of(model: nn.Module, train: Any, config: SearchConfig | Mapping[str, A
     while True:
         search.state.step = 0
         for pixels, labels in training_batches(
-            images, search.config.batch, search.config.seed, 0, first=0, rank=0, world=1, device=search.device
+            images,
+            search.config.batch,
+            search.config.seed,
+            0,
+            first=0,
+            rank=0,
+            world=1,
+            device=search.device,
         ):
             search._one_step(pixels, labels)
             search.state.step += 1
@@ -154,25 +189,39 @@ class _Search:
     ):
         self.config, self.train, self.val, self.architecture = config, train, val, architecture
         self.accelerator = accelerator_for(config, out)
-        self.rank, self.world, self.main = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.is_main_process
+        self.rank, self.world, self.main = (
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self.accelerator.is_main_process,
+        )
         self.device = self.accelerator.device
         self.steps = batches_of(len(train), config.batch)
         smallest = len(train) // self.steps
         if smallest < 2 * self.world * config.accumulate:
-            raise BadData(f"{smallest} images per step are too few for {self.world} processes in {config.accumulate} parts.")
+            raise BadData(
+                f"{smallest} images per step are too few for {self.world} processes in {config.accumulate} parts."
+            )
         self.method: SearchMethod = methods[config.method]()
         self.network = self.method.prepare(model, config).to(self.device)
         for images in (train, val):
             require_fit(self.network, images, self.device)
         if isinstance(architecture, str):
-            self.architecture = architecture_named(architecture, self.network, train, config, self.device)
+            self.architecture = architecture_named(
+                architecture, self.network, train, config, self.device
+            )
         self.sample = first_images(val, 32, self.device)
         self.layers = {layer.ticket_name: layer for layer in ticket_layers(self.network).values()}
         self.masks = Masks(self.network)
-        self.averages = {name: layer.scores.detach().clone() for name, layer in self.layers.items()} if config.ema else {}
+        self.averages = (
+            {name: layer.scores.detach().clone() for name, layer in self.layers.items()}
+            if config.ema
+            else {}
+        )
         self.state = SearchState(self.network, config, self.steps, is_main=self.main)
         at_hand = self.device if self.device.type != "mps" else "cpu"  # which has no float64
-        self.sums = torch.zeros(3, dtype=torch.float64, device=at_hand)  # loss, right answers, images so far, of this process
+        self.sums = torch.zeros(
+            3, dtype=torch.float64, device=at_hand
+        )  # loss, right answers, images so far, of this process
         self.warnings: list[str] = []
         self.run = self._open(out, resume)
         own: list[Callback] = [Curves(self.run.folder)] if self.run else []
@@ -211,7 +260,13 @@ class _Search:
                 self._end_epoch()
         if self.run and self.main:
             last, method = self.state.rows[-1]["val_accuracy"], config.method
-            summary = {"accuracy": last, "best": self._best(), "epochs": config.epochs, "method": method, "warnings": self.warnings}
+            summary = {
+                "accuracy": last,
+                "best": self._best(),
+                "epochs": config.epochs,
+                "method": method,
+                "warnings": self.warnings,
+            }
             self.run.write_summary(summary)
         self.accelerator.wait_for_everyone()
         return self._result(finished=True, asked=self._agreed(bool(stop), False)[0])
@@ -220,7 +275,16 @@ class _Search:
         last = self.state.rows[-1]["val_accuracy"] if self.state.rows else float("nan")
         self._take_(self.averages)
         folder = self.run.folder if self.run else None
-        return Result(self.network.eval(), last, self._best(), self.state.rows, self.warnings, folder, finished, asked)
+        return Result(
+            self.network.eval(),
+            last,
+            self._best(),
+            self.state.rows,
+            self.warnings,
+            folder,
+            finished,
+            asked,
+        )
 
     def _one_epoch(self, stop: list[bool]) -> bool:
         """Steps from where the epoch stands to its end; False if the run was asked to stop."""
@@ -247,8 +311,14 @@ class _Search:
                 total, right, count = self.sums.tolist()
                 loss, accuracy = self._finite(total / count), right / count
             self.callbacks.step_end(StepMetrics(seen, loss, accuracy))
-            asked, due = self._agreed(bool(stop), not config.checkpoint_steps and now - saved > 60 * config.checkpoint_minutes)
-            due |= config.checkpoint_steps is not None and self.state.step % config.checkpoint_steps == 0
+            asked, due = self._agreed(
+                bool(stop),
+                not config.checkpoint_steps and now - saved > 60 * config.checkpoint_minutes,
+            )
+            due |= (
+                config.checkpoint_steps is not None
+                and self.state.step % config.checkpoint_steps == 0
+            )
             if asked or (due and self.state.step < self.steps):
                 self._save()
                 saved = now
@@ -283,9 +353,17 @@ class _Search:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, at) * group["scale"]
         self._set_prune(at)
-        torch.manual_seed(mixed(config.seed, self.state.epoch, self.state.step, self.rank))  # dropout and the like
+        torch.manual_seed(
+            mixed(config.seed, self.state.epoch, self.state.step, self.rank)
+        )  # dropout and the like
         images = images_in_step(len(self.train), self.steps, self.state.step)
-        parts = list(zip(pixels.tensor_split(config.accumulate), labels.tensor_split(config.accumulate), strict=True))
+        parts = list(
+            zip(
+                pixels.tensor_split(config.accumulate),
+                labels.tensor_split(config.accumulate),
+                strict=True,
+            )
+        )
         for number, (some, theirs) in enumerate(parts):
             last = number == len(parts) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.forward):
@@ -294,7 +372,9 @@ class _Search:
                 # DistributedDataParallel averages over processes, whose shares may differ by one image.
                 self.accelerator.backward(total * (self.world / images))
             right = (logits_of(output).detach().argmax(1) == theirs).sum()
-            self.sums += torch.stack([total.detach(), right, right.new_tensor(len(theirs))]).to(self.sums)
+            self.sums += torch.stack([total.detach(), right, right.new_tensor(len(theirs))]).to(
+                self.sums
+            )
         if config.clip is not None:
             self.accelerator.clip_grad_norm_(self.forward.parameters(), config.clip)
         self.optimizer.step()
@@ -312,7 +392,9 @@ class _Search:
     def _average(self) -> None:
         done = self.state.epoch * self.steps + self.state.step
         for name, mean in self.averages.items():
-            decay = min(self.config.ema or 0.0, (1 + done) / (10 + done))  # a young mean forgets its beginning
+            decay = min(
+                self.config.ema or 0.0, (1 + done) / (10 + done)
+            )  # a young mean forgets its beginning
             mean.mul_(decay).add_(self.layers[name].scores, alpha=1 - decay)
 
     # -- an epoch's end -----------------------------------------------------------------------------------------------
@@ -320,7 +402,9 @@ class _Search:
     def _end_epoch(self) -> None:
         total, right, count = self._sum_up(self.sums).tolist()
         self._finite(total)
-        assert count == len(self.train), f"{count} images were seen, and there are {len(self.train)}"
+        assert count == len(self.train), (
+            f"{count} images were seen, and there are {len(self.train)}"
+        )
         self._set_prune(self.state.epoch + 1)
         self._share_buffers()
         with self._averaged():
@@ -350,7 +434,14 @@ class _Search:
 
     def _best(self) -> float:
         """The highest accuracy of the epochs that were pruned as much as asked."""
-        return max((row["val_accuracy"] for row in self.state.rows if row["epoch"] >= self.config.prune_ramp), default=-1.0)
+        return max(
+            (
+                row["val_accuracy"]
+                for row in self.state.rows
+                if row["epoch"] >= self.config.prune_ramp
+            ),
+            default=-1.0,
+        )
 
     def _evaluate(self) -> Evaluation:
         return evaluate(
@@ -358,7 +449,9 @@ class _Search:
             rank=self.rank, world=self.world, sum_up=self._sum_up,
         )  # fmt: skip
 
-    def _row(self, loss: float, accuracy: float, found: Evaluation, flipped: float) -> dict[str, Any]:
+    def _row(
+        self, loss: float, accuracy: float, found: Evaluation, flipped: float
+    ) -> dict[str, Any]:
         kept = sum(layer.kept for layer in self.layers.values())
         weights = sum(layer.count for layer in self.layers.values())
         row: dict[str, Any] = {
@@ -371,8 +464,14 @@ class _Search:
         return row
 
     def _look_for_trouble(self) -> None:
-        texts = [f"{name}: its survivors have not changed since the first epoch." for name in self.masks.stuck(self.state.epoch + 1)]
-        texts += [f"{name}: its output is the same for every image." for name in constant_layers(self.network, self.sample)]
+        texts = [
+            f"{name}: its survivors have not changed since the first epoch."
+            for name in self.masks.stuck(self.state.epoch + 1)
+        ]
+        texts += [
+            f"{name}: its output is the same for every image."
+            for name in constant_layers(self.network, self.sample)
+        ]
         for text in texts:
             if text not in self.warnings:
                 self.warnings.append(text)
@@ -398,15 +497,26 @@ class _Search:
         if not self.layers:
             self.run.write_dense(which, self.network)
             return
-        notes: dict[str, Any] = {"accuracy": row["val_accuracy"], "epoch": row["epoch"], "method": self.config.method}
+        notes: dict[str, Any] = {
+            "accuracy": row["val_accuracy"],
+            "epoch": row["epoch"],
+            "method": self.config.method,
+        }
         if isinstance(self.config, Recipe):
             notes["data"] = self.config.data.source
         if self.val.names and sum(map(len, self.val.names)) < 20_000:
             notes["labels"] = list(self.val.names)
-        notes["input"] = {"shape": list(self.val.shape()), "mean": list(self.val.mean), "std": list(self.val.deviation)}
+        notes["input"] = {
+            "shape": list(self.val.shape()),
+            "mean": list(self.val.mean),
+            "std": list(self.val.deviation),
+        }
         notes["recipe"] = self.config.model_dump(mode="json")
         with judging(self.network):
-            write(ticket_of(self.network, architecture=self.architecture, notes=notes), self.run.ticket(which))
+            write(
+                ticket_of(self.network, architecture=self.architecture, notes=notes),
+                self.run.ticket(which),
+            )
 
     # -- stopping and going on ----------------------------------------------------------------------------------------
 
@@ -446,7 +556,9 @@ class _Search:
         tensors |= values
         tensors |= {f"average.{name}": mean for name, mean in self.averages.items()}
         tensors |= self.masks.tensors()
-        scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
+        scaler = (
+            self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
+        )
         state = {
             "epoch": self.state.epoch, "step": self.state.step, "sums": sums, "still": self.masks.still,
             "warnings": self.warnings, "optimizer": plain,
@@ -462,7 +574,9 @@ class _Search:
             return
         tensors, state = found
         if state["network"] != self.identity or state["steps"] != self.steps:
-            raise MptifyError(f"{self.run.folder}: its checkpoint is of another network or of other data than the run is resumed with.")
+            raise MptifyError(
+                f"{self.run.folder}: its checkpoint is of another network or of other data than the run is resumed with."
+            )
         with torch.no_grad():
             for name, tensor in changing(self.network):
                 tensor.copy_(tensors[f"model.{name}"])
@@ -472,7 +586,12 @@ class _Search:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.masks.restore_(tensors, state["still"])
-        self.state.epoch, self.state.step, self.state.rows, self.warnings = state["epoch"], state["step"], state["rows"], state["warnings"]
+        self.state.epoch, self.state.step, self.state.rows, self.warnings = (
+            state["epoch"],
+            state["step"],
+            state["rows"],
+            state["warnings"],
+        )
         self.callbacks.load_state_dict(state["callbacks"])
         if self.main:  # the sums are those of all processes
             self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
@@ -484,7 +603,9 @@ class _Search:
 
     def _require_one_place(self) -> None:
         """Raise unless all processes found the same checkpoint."""
-        places = self.accelerator.gather(torch.tensor([[self.state.epoch, self.state.step]], device=self.device)).tolist()
+        places = self.accelerator.gather(
+            torch.tensor([[self.state.epoch, self.state.step]], device=self.device)
+        ).tolist()
         for rank, place in enumerate(places):
             if place != places[0]:
                 raise Disagreement(

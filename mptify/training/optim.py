@@ -29,9 +29,14 @@ def make_optimizer(network: nn.Module, config: SearchConfig) -> torch.optim.Opti
             decay = config.weight_decay if kind in config.decays else 0.0
             scale = _size(parameter) if relative and kinds[name] == "scores" else 1.0
             found.setdefault((decay, scale), []).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": these, "weight_decay": decay, "scale": scale} for (decay, scale), these in found.items()]
+    groups: list[dict[str, Any]] = [
+        {"params": these, "weight_decay": decay, "scale": scale}
+        for (decay, scale), these in found.items()
+    ]
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+        return torch.optim.SGD(
+            groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov
+        )
     maker = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return maker(groups, lr=config.lr, betas=(config.momentum, 0.999))
 

@@ -21,7 +21,10 @@ from mptify.training.images import read_image
 
 __all__ = ["Prediction", "predict"]
 
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which most networks were made for
+_MEAN, _DEVIATION = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # ImageNet's, which most networks were made for
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,12 @@ class Prediction:
 
 
 def predict(
-    file: str | Path, pictures: list[Path], *, top: int = 5, runtime: str | None = None, threads: int | None = None
+    file: str | Path,
+    pictures: list[Path],
+    *,
+    top: int = 5,
+    runtime: str | None = None,
+    threads: int | None = None,
 ) -> Iterator[Prediction]:
     """Run pictures through the ticket in a file, one by one; 1/1 tickets as packed programs unless `runtime` says otherwise.
 
@@ -44,10 +52,14 @@ def predict(
     ticket = open_packed(file).ticket if is_packed(file) else read(file)
     image = example_of(ticket)
     if ticket.architecture is None:
-        raise MptifyError(f"{file}: holds a ticket of a model that no registry knows; mptify.load(path, model=...) loads it into yours.")
+        raise MptifyError(
+            f"{file}: holds a ticket of a model that no registry knows; mptify.load(path, model=...) loads it into yours."
+        )
     if image is None:
         raise MptifyError(f"{file}: this network does not tell classes apart.")
-    inputs = [_pixels(path, tuple(image.shape[1:]), ticket.notes.get("input")) for path in pictures]  # all that can't be read is told first
+    inputs = [
+        _pixels(path, tuple(image.shape[1:]), ticket.notes.get("input")) for path in pictures
+    ]  # all that can't be read is told first
     model = load(file, runtime=runtime or ("packed" if ticket.config.bits == "1/1" else None))
     names = _names(ticket)
     with torch.no_grad():
@@ -101,11 +113,24 @@ def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:
     except Exception as error:  # Pillow's plugins raise whatever they like
         if isinstance(error, FileNotFoundError):
             raise MptifyError(f"{path}: there is no such file.") from None
-        raise MptifyError(f"{path}: this is no image that can be read ({first_line(error)}).") from None
+        raise MptifyError(
+            f"{path}: this is no image that can be read ({first_line(error)})."
+        ) from None
     if channels not in (1, 3):
-        raise MptifyError(f"{path}: a picture has 1 or 3 channels, and this network takes {channels}.")
-    shorter = round(max(height, width) / 0.875) if min(height, width) > 64 else max(height, width)  # small images are not cropped
-    cropped = v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop((height, width)), v2.ToImage(), v2.ToPureTensor()])
+        raise MptifyError(
+            f"{path}: a picture has 1 or 3 channels, and this network takes {channels}."
+        )
+    shorter = (
+        round(max(height, width) / 0.875) if min(height, width) > 64 else max(height, width)
+    )  # small images are not cropped
+    cropped = v2.Compose(
+        [
+            v2.Resize(shorter, antialias=True),
+            v2.CenterCrop((height, width)),
+            v2.ToImage(),
+            v2.ToPureTensor(),
+        ]
+    )
     by_channel = [torch.tensor(some).view(-1, 1, 1) for some in _normalization(seen, channels)]
     return ((cropped(picture).float() / 255 - by_channel[0]) / by_channel[1])[None]
 
@@ -116,9 +141,15 @@ def _normalization(seen: Any, channels: int) -> tuple[Any, Any]:
         return _MEAN[:channels], _DEVIATION[:channels]
     found = (seen.get("mean"), seen.get("std"))
     for some in found:
-        numbers = isinstance(some, list) and len(some) == channels and all(isinstance(one, (int, float)) for one in some)
+        numbers = (
+            isinstance(some, list)
+            and len(some) == channels
+            and all(isinstance(one, (int, float)) for one in some)
+        )
         if not numbers:
-            raise DamagedTicket(f"The ticket's notes normalize images by {shown(some)}; {channels} numbers are needed, one per channel.")
+            raise DamagedTicket(
+                f"The ticket's notes normalize images by {shown(some)}; {channels} numbers are needed, one per channel."
+            )
     return found
 
 

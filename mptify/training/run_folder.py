@@ -52,7 +52,11 @@ class Run:
         """Raise if a new run can't begin here."""
         if self.recipe.exists():
             state = "a finished run" if self.is_finished else "a run"
-            hint = "" if self.is_finished else f", or `mptify search --resume --out {self.folder}` to go on with it"
+            hint = (
+                ""
+                if self.is_finished
+                else f", or `mptify search --resume --out {self.folder}` to go on with it"
+            )
             raise RunExists(f"{self.folder} holds {state} already; choose another folder{hint}.")
         if self.folder.is_dir() and any(self.folder.iterdir()):
             raise RunExists(f"{self.folder} is not empty, and a run needs a folder of its own.")
@@ -80,7 +84,9 @@ class Run:
                 handle.close()
                 return
             self._lock = handle
-            os.register_at_fork(after_in_child=handle.close)  # workers that outlive a killed run don't hold its lock
+            os.register_at_fork(
+                after_in_child=handle.close
+            )  # workers that outlive a killed run don't hold its lock
 
     def sweep(self) -> None:
         """Remove what a writer left that was killed; only whoever holds the lock may."""
@@ -96,9 +102,15 @@ class Run:
         """Raise unless the run was begun with these settings; how often it saves may change, and the threads."""
         begun = yaml.safe_load(self.recipe.read_text(encoding="utf-8"))
         may_change = ("checkpoint_minutes", "checkpoint_steps", "trackers", "threads")
-        other = [key for key, value in settings.items() if begun.get(key) != value and key not in may_change]
+        other = [
+            key
+            for key, value in settings.items()
+            if begun.get(key) != value and key not in may_change
+        ]
         if other:
-            raise MptifyError(f"{self.folder}: this run was begun with another {other[0]}, as its recipe.yaml says.")
+            raise MptifyError(
+                f"{self.folder}: this run was begun with another {other[0]}, as its recipe.yaml says."
+            )
 
     @property
     def recipe(self) -> Path:
@@ -119,7 +131,10 @@ class Run:
 
     def write_dense(self, which: str, network: nn.Module) -> None:
         """A densely trained network's state, for whoever wants it."""
-        state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}  # tied ones apart
+        state = {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in network.state_dict().items()
+        }  # tied ones apart
         write_whole(self.folder / f"{which}.safetensors", safetensors.torch.save(state))
 
     # -- metrics ------------------------------------------------------------------------------------------------------
@@ -141,7 +156,10 @@ class Run:
 
     def write_checkpoint(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_whole(self.folder / "checkpoint.safetensors", safetensors.torch.save(plain, {_KEY: json.dumps(state)}))
+        write_whole(
+            self.folder / "checkpoint.safetensors",
+            safetensors.torch.save(plain, {_KEY: json.dumps(state)}),
+        )
 
     def read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and state, or None where the run was stopped before its first checkpoint."""
@@ -153,7 +171,9 @@ class Run:
                 state = json.loads(file.metadata()[_KEY])
                 return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
         except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            raise MptifyError(f"{path}: this checkpoint can't be read ({error}); remove it to start the run anew.") from None
+            raise MptifyError(
+                f"{path}: this checkpoint can't be read ({error}); remove it to start the run anew."
+            ) from None
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -170,5 +190,7 @@ def newest_unfinished(parent: Path) -> Path:
     runs = [Run(path.parent) for path in parent.glob("*/recipe.yaml")]
     waiting = [run for run in runs if not run.is_finished]
     if not waiting:
-        raise MptifyError(f"{parent} holds no run that was stopped before its end; --out names one elsewhere.")
+        raise MptifyError(
+            f"{parent} holds no run that was stopped before its end; --out names one elsewhere."
+        )
     return max(waiting, key=lambda run: run.folder.stat().st_mtime).folder

@@ -19,30 +19,52 @@ from mptify.ticket.state import read, require_match
 from mptify.training.data import Images, first_images, sizes
 from mptify.training.evaluation import judging, logits_of
 
-__all__ = ["architecture_named", "architecture_of", "begin_with_", "build_network", "classes_of", "require_fit"]
+__all__ = [
+    "architecture_named",
+    "architecture_of",
+    "begin_with_",
+    "build_network",
+    "classes_of",
+    "require_fit",
+]
 
 
 def architecture_of(entry: registry.Entry, images: Images) -> Architecture:
     """The named network, built for these images."""
     shape = images.shape()
-    arguments = {"num_classes": images.classes, "input_size": shape[-1]} | ({} if shape[0] == 3 else {"in_chans": shape[0]})
+    arguments = {"num_classes": images.classes, "input_size": shape[-1]} | (
+        {} if shape[0] == 3 else {"in_chans": shape[0]}
+    )
     return Architecture(entry.source, entry.name, arguments)
 
 
-def architecture_named(name: str, network: nn.Module, images: Images, config: SearchConfig, device: Any) -> Architecture:
+def architecture_named(
+    name: str, network: nn.Module, images: Images, config: SearchConfig, device: Any
+) -> Architecture:
     """What `name` says of `network`, which the search method prepared: raises `BadConfig` unless it is that network."""
     entry = registry.resolve(name)
     plain = architecture_of(entry, images)
-    built = Architecture(entry.source, entry.name, plain.arguments | {"num_classes": classes_of(network, images, device)})
+    built = Architecture(
+        entry.source,
+        entry.name,
+        plain.arguments | {"num_classes": classes_of(network, images, device)},
+    )
     given = ", ".join(f"{key}={value}" for key, value in built.arguments.items())
     try:
         with InitMode():
-            other = methods[config.method]().prepare(registry.build(entry, **built.arguments), config)
+            other = methods[config.method]().prepare(
+                registry.build(entry, **built.arguments), config
+            )
     except MptifyError:
         raise
     except Exception as error:  # whatever a builder makes of sizes that it was never built with
-        raise BadConfig(f"architecture={name!r}: that network can't be built for {given}: {first_line(error)}.") from error
-    ours, theirs = ({key: tuple(value.shape) for key, value in one.state_dict().items()} for one in (network, other))
+        raise BadConfig(
+            f"architecture={name!r}: that network can't be built for {given}: {first_line(error)}."
+        ) from error
+    ours, theirs = (
+        {key: tuple(value.shape) for key, value in one.state_dict().items()}
+        for one in (network, other)
+    )
     differ = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if differ:
         first = differ[0]
@@ -66,7 +88,9 @@ def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
         except MptifyError:
             raise
         except Exception as error:  # whatever a builder makes of sizes that it was never built with
-            raise BadConfig(f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}.") from error
+            raise BadConfig(
+                f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}."
+            ) from error
     if recipe.trains_weights:
         return network
     ticketed = transform(network, **dict(recipe.ticket))
@@ -75,7 +99,9 @@ def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
             begin_with_(ticketed, ticket)
         except TicketMismatch as error:
             given = ", ".join(f"{key}={value}" for key, value in architecture.arguments.items())
-            raise TicketMismatch(f"{recipe.start} does not fit the network for these images, built with {given}: {error}") from None
+            raise TicketMismatch(
+                f"{recipe.start} does not fit the network for these images, built with {given}: {error}"
+            ) from None
     return ticketed
 
 
@@ -85,11 +111,20 @@ def begin_with_(model: nn.Module, ticket: Ticket) -> None:
     layers = list({one.ticket_name: one for one in ticket_layers(model).values()}.values())
     for layer in layers:
         _require_same_weights(layer, ticket)
-    together = [layers] if any(layer.threshold is not None for layer in layers) else [[layer] for layer in layers]
+    together = (
+        [layers]
+        if any(layer.threshold is not None for layer in layers)
+        else [[layer] for layer in layers]
+    )
     with torch.no_grad():
         for some in together:  # those that are ranked together
             scores = torch.cat([layer.scores.reshape(-1) for layer in some])
-            mask = torch.cat([torch.from_numpy(ticket.layers[layer.ticket_name].mask).reshape(-1) for layer in some])
+            mask = torch.cat(
+                [
+                    torch.from_numpy(ticket.layers[layer.ticket_name].mask).reshape(-1)
+                    for layer in some
+                ]
+            )
             magnitudes = scores.abs().sort(descending=True).values
             order = (scores.abs() + 2 * mask * magnitudes[0]).argsort(descending=True, stable=True)
             ranked = torch.empty_like(scores)
@@ -118,7 +153,9 @@ def require_fit(network: nn.Module, images: Images, device: Any) -> None:
     """Say before the first step, not in it, that images and network don't fit."""
     classes = classes_of(network, images, device)
     if classes < images.classes:
-        raise BadData(f"The data has {images.classes} classes, and the network tells only {classes} apart.")
+        raise BadData(
+            f"The data has {images.classes} classes, and the network tells only {classes} apart."
+        )
 
 
 def classes_of(network: nn.Module, images: Images, device: Any) -> int:
@@ -130,5 +167,7 @@ def classes_of(network: nn.Module, images: Images, device: Any) -> int:
         except MptifyError:
             raise
         except Exception as error:  # whatever torch says of a wrong shape
-            raise BadData(f"The network can't take images of {sizes(tuple(sample.shape[1:]))}: {first_line(error)}.") from error
+            raise BadData(
+                f"The network can't take images of {sizes(tuple(sample.shape[1:]))}: {first_line(error)}."
+            ) from error
     return logits.shape[1]

@@ -41,18 +41,28 @@ def load_data(config: DataConfig, *, only_val: bool = False) -> tuple[Images, Im
             f"{config.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway."
         )
     if not in_files and config.size is not None:
-        raise BadData(f"{config.source}: data.size is for images from files; those in memory are taken as they are.")
-    train, val = source(config, place, ("val",) if only_val and not config.holdout else ("train", "val"))
+        raise BadData(
+            f"{config.source}: data.size is for images from files; those in memory are taken as they are."
+        )
+    train, val = source(
+        config, place, ("val",) if only_val and not config.holdout else ("train", "val")
+    )
     train, val = as_images(train, config.source), as_images(val, config.source)
     if not in_files and config.crop >= min(train.shape()[1:]):
-        raise BadData(f"data.crop={config.crop}: images of {sizes(train.shape())} can be shifted by fewer pixels than they have.")
+        raise BadData(
+            f"data.crop={config.crop}: images of {sizes(train.shape())} can be shifted by fewer pixels than they have."
+        )
     if config.holdout is not None:
         train, val = _held_out(train, val, config.holdout)
     train, val = _shortened(train, config.train_images), _shortened(val, config.val_images)
     if train.shape() != val.shape():
-        raise BadData(f"{config.source}: training images are {sizes(train.shape())}, those for validation {sizes(val.shape())}.")
+        raise BadData(
+            f"{config.source}: training images are {sizes(train.shape())}, those for validation {sizes(val.shape())}."
+        )
     if train.classes != val.classes:
-        raise BadData(f"{config.source}: {train.classes} classes to train with, {val.classes} to validate with.")
+        raise BadData(
+            f"{config.source}: {train.classes} classes to train with, {val.classes} to validate with."
+        )
     if not only_val:
         require_classes(train, config.source)
     train.crop, train.flip = config.crop, config.flip
@@ -79,7 +89,11 @@ def digits(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Ima
     order = np.random.RandomState(0).permutation(len(pixels))
     held = order[: len(order) // 5]
     kept = order[len(order) // 5 :]
-    return _pair([(pixels[part], found.target[part]) for part in (kept, held)], "digits", tuple(str(digit) for digit in range(10)))
+    return _pair(
+        [(pixels[part], found.target[part]) for part in (kept, held)],
+        "digits",
+        tuple(str(digit) for digit in range(10)),
+    )
 
 
 @data_sources.register("arrays")
@@ -89,13 +103,18 @@ def arrays(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Ima
         raise BadData(f"{config.source}: there is no file {place!r}.")
     keys = ("x_train", "y_train", "x_test", "y_test")
     try:
-        with path.open("rb") as file, np.load(file) as loaded:  # np.load would not close a file that it can't read
+        with (
+            path.open("rb") as file,
+            np.load(file) as loaded,
+        ):  # np.load would not close a file that it can't read
             missing = [key for key in keys if key not in loaded]
             found = [] if missing else [loaded[key] for key in keys]
     except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise BadData(f"{place}: this is no .npz file of arrays.") from error
     if missing:
-        raise BadData(f"{place}: has no {missing[0]}; x_train, y_train, x_test and y_test are needed.")
+        raise BadData(
+            f"{place}: has no {missing[0]}; x_train, y_train, x_test and y_test are needed."
+        )
     return _pair([(found[0], found[1]), (found[2], found[3])], place)
 
 
@@ -113,14 +132,25 @@ def cifar(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Imag
         raise BadData(
             f"{config.source}: {folder!r} holds no {kind}; torchvision.datasets.{maker.__name__}({folder!r}, download=True) fetches it."
         ) from None
-    return _pair([(split.data, np.asarray(split.targets)) for split in found], config.source, tuple(found[0].classes))
+    return _pair(
+        [(split.data, np.asarray(split.targets)) for split in found],
+        config.source,
+        tuple(found[0].classes),
+    )
 
 
-def _pair(splits: list[tuple[np.ndarray, np.ndarray]], what: str, names: tuple[str, ...] = ()) -> tuple[Images, Images]:
+def _pair(
+    splits: list[tuple[np.ndarray, np.ndarray]], what: str, names: tuple[str, ...] = ()
+) -> tuple[Images, Images]:
     train, val = (checked_pixels(pixels, labels, what) for pixels, labels in splits)
     classes = max(train.classes, val.classes)
     for split in (train, val):  # both are normalized by what the training images are like
-        split.classes, split.mean, split.deviation, split.names = classes, train.mean, train.deviation, names
+        split.classes, split.mean, split.deviation, split.names = (
+            classes,
+            train.mean,
+            train.deviation,
+            names,
+        )
     return train, val
 
 
@@ -161,8 +191,12 @@ def _transforms(size: int) -> dict[str, Any]:
 
     end = [v2.ToImage(), v2.ToPureTensor()]
     return {
-        "train": v2.Compose([plain, v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), *end]),
-        "val": v2.Compose([plain, v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size), *end]),
+        "train": v2.Compose(
+            [plain, v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), *end]
+        ),
+        "val": v2.Compose(
+            [plain, v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size), *end]
+        ),
     }
 
 
@@ -183,8 +217,14 @@ def image_folder(config: DataConfig, place: str, splits: tuple[str, ...]) -> tup
         names = ("train",) if split == "train" else ("val", "validation", "test")
         folder = next((root / name for name in names if (root / name).is_dir()), None)
         if folder is None:
-            hint = f" Did you mean {root.parent}?" if root.name in ("train", "val") and (root.parent / "train").is_dir() else ""
-            raise BadData(f"{place}: has no folder {split!r}; it needs train/<class>/<image> and val/<class>/<image>.{hint}")
+            hint = (
+                f" Did you mean {root.parent}?"
+                if root.name in ("train", "val") and (root.parent / "train").is_dir()
+                else ""
+            )
+            raise BadData(
+                f"{place}: has no folder {split!r}; it needs train/<class>/<image> and val/<class>/<image>.{hint}"
+            )
         try:
             files = Folder(folder, _transforms(config.size or 224)[split])
         except FileNotFoundError as error:
@@ -222,7 +262,9 @@ def _check_files(paths: list[str]) -> None:
             broken.append(f"{path} ({reason})")
     if broken:
         more = f" and {len(broken) - _MOST_NAMED:,} more" if len(broken) > _MOST_NAMED else ""
-        raise BadData(f"{len(broken):,} of {len(looked):,} images can't be read: {', '.join(broken[:_MOST_NAMED])}{more}.")
+        raise BadData(
+            f"{len(broken):,} of {len(looked):,} images can't be read: {', '.join(broken[:_MOST_NAMED])}{more}."
+        )
 
 
 _MOST_NAMED = 10
@@ -240,16 +282,22 @@ def timm_dataset(config: DataConfig, place: str, splits: tuple[str, ...]) -> tup
     name, _, root = place.partition(":")
     if name not in _TIMM_FOLDERS and "/" not in name:  # of which timm would take any for a folder
         hint = f"{config.source.partition(':')[0]}:folder:{root or 'FOLDER'}"
-        raise BadData(f"{config.source}: {name!r} is no data set of timm's; write {hint}, or such as timm:torch/cifar10:FOLDER.")
+        raise BadData(
+            f"{config.source}: {name!r} is no data set of timm's; write {hint}, or such as timm:torch/cifar10:FOLDER."
+        )
     found = []
     for split in splits:
         timms = "train" if split == "train" else "validation"
         try:
-            files = timm.data.create_dataset(name, root=root or "data", split=timms, is_training=split == "train", download=False)
+            files = timm.data.create_dataset(
+                name, root=root or "data", split=timms, is_training=split == "train", download=False
+            )
         except Exception as error:  # of whatever library stands behind the name
             raise BadData(f"{config.source}: timm can't open it ({first_line(error)}).") from None
         if isinstance(files, IterableDataset) or not hasattr(files, "__len__"):
-            raise BadData(f"{config.source}: streams have no length; a search needs a data set whose images can be numbered.")
+            raise BadData(
+                f"{config.source}: streams have no length; a search needs a data set whose images can be numbered."
+            )
         transform = _transforms(config.size or 224)[split]
         if isinstance(files, timm.data.ImageDataset):
             files = ReaderFiles(files.reader, transform)
@@ -268,20 +316,34 @@ def _names_of(found: list[Any], config: DataConfig) -> tuple[str, ...]:
         if all(getattr(reader, key, None) for reader in readers):
             named = [getattr(reader, key) for reader in readers]
             _require_same_classes(config.source, named)
-            return tuple(map(str, sorted(named[0], key=named[0].__getitem__) if isinstance(named[0], dict) else named[0]))
+            return tuple(
+                map(
+                    str,
+                    sorted(named[0], key=named[0].__getitem__)
+                    if isinstance(named[0], dict)
+                    else named[0],
+                )
+            )
     return ()
 
 
 def _classes_of(found: list[Any], config: DataConfig) -> int:
     readers: list[Any] = [getattr(files, "reader", files) for files in found]
     if not all(hasattr(reader, "samples") for reader in readers):
-        raise BadData(f"{config.source}: does not say how many classes it has; imagefolder:FOLDER reads a folder of images.")
+        raise BadData(
+            f"{config.source}: does not say how many classes it has; imagefolder:FOLDER reads a folder of images."
+        )
     return 1 + max(label for reader in readers for _, label in reader.samples)
 
 
-def _from_sets(found: list[Any], classes: int, names: tuple[str, ...], config: DataConfig) -> tuple[Images, Images]:
+def _from_sets(
+    found: list[Any], classes: int, names: tuple[str, ...], config: DataConfig
+) -> tuple[Images, Images]:
     shared: dict[str, Any] = {
         "workers": min(config.workers, os.cpu_count() or 1), "names": names, "mean": _MEAN, "deviation": _DEVIATION,
     }  # fmt: skip
-    train, val = (Images(labels=None, classes=classes, files=files, **shared) for files in (found[0], found[-1]))
+    train, val = (
+        Images(labels=None, classes=classes, files=files, **shared)
+        for files in (found[0], found[-1])
+    )
     return train, val

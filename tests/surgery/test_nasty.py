@@ -10,8 +10,23 @@ from torch.nn.utils import parametrizations, parametrize
 
 import mptify
 from mptify.models.registry import training_loss
-from mptify.surgery.invariants import bad_gradients, real_inputs, unnormalised_signs, wrongly_trainable
-from tests.nets import NASTY, Attention, FunctionalEverything, Plain, TiedWeights, TrainOnlyBranch, UsedTwice, conv, images
+from mptify.surgery.invariants import (
+    bad_gradients,
+    real_inputs,
+    unnormalised_signs,
+    wrongly_trainable,
+)
+from tests.nets import (
+    NASTY,
+    Attention,
+    FunctionalEverything,
+    Plain,
+    TiedWeights,
+    TrainOnlyBranch,
+    UsedTwice,
+    conv,
+    images,
+)
 
 MODES = ["1/32", "1/1", "32/32", "32/1"]
 

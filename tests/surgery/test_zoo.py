@@ -12,7 +12,13 @@ import mptify
 from mptify.models.registry import training_loss
 from mptify.nn.layers import Ticketed
 from mptify.surgery.graphs import TicketGraph
-from mptify.surgery.invariants import bad_gradients, lost_layers, real_inputs, unnormalised_signs, wrongly_trainable
+from mptify.surgery.invariants import (
+    bad_gradients,
+    lost_layers,
+    real_inputs,
+    unnormalised_signs,
+    wrongly_trainable,
+)
 from mptify.surgery.plan import Reason
 from mptify.surgery.trace import trace
 from tests.representatives import ENTRIES, build

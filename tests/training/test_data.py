@@ -13,7 +13,13 @@ from torchvision.transforms import ToTensor
 
 from mptify.config import DataConfig
 from mptify.errors import BadConfig, BadData
-from mptify.training.data import as_images, as_pair, batches_of, evaluation_batches, training_batches
+from mptify.training.data import (
+    as_images,
+    as_pair,
+    batches_of,
+    evaluation_batches,
+    training_batches,
+)
 from mptify.training.sources import load_data
 
 

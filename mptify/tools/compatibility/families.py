@@ -27,7 +27,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "crossvit_tiny_240": {"depth": ((1, 1, 0), (1, 1, 0), (1, 1, 0))},
     "csatv2": {"depths": (2, 2, 2, 2)},
     "cs3darknet_focus_s": {},
-    "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (32, 64, 128, 256), "num_heads": (1, 2, 4, 8)},
+    "davit_tiny": {
+        "depths": (1, 1, 1, 1),
+        "embed_dims": (32, 64, 128, 256),
+        "num_heads": (1, 2, 4, 8),
+    },
     "deepseek_vit_412m": {"depth": 2, "embed_dim": 256, "num_heads": 4},
     "deit_tiny_patch16_224": {"depth": 2},
     "densenet121": {"block_config": (1, 1, 1, 1)},

@@ -8,8 +8,23 @@ as deep and wide enough. `docs/theory.md` says what the proof builds, what was m
 """
 
 from mptify.tools.theory.bounds import Bound, lemma1, lemma2, lemma3, theorem
-from mptify.tools.theory.checking import FRACTIONS, Finding, ball_points, certified_error, check, failure_probability, least_width
-from mptify.tools.theory.construction import Masks, RandomNetwork, Subnetwork, construct, find_masks, layer_bounds
+from mptify.tools.theory.checking import (
+    FRACTIONS,
+    Finding,
+    ball_points,
+    certified_error,
+    check,
+    failure_probability,
+    least_width,
+)
+from mptify.tools.theory.construction import (
+    Masks,
+    RandomNetwork,
+    Subnetwork,
+    construct,
+    find_masks,
+    layer_bounds,
+)
 from mptify.tools.theory.targets import Target, as_target, extreme_target, random_target, scaled
 
 __all__ = [

@@ -46,7 +46,9 @@ def lemma1(epsilon: float, delta: float, sparsity: int) -> Bound:
     """
     _check(epsilon, delta, sparsity=sparsity)
     root = math.sqrt(sparsity)
-    return Bound(math.ceil(16 / (epsilon * root) + 16 * math.log(2 / delta)), epsilon, 2 / (epsilon * root))
+    return Bound(
+        math.ceil(16 / (epsilon * root) + 16 * math.log(2 / delta)), epsilon, 2 / (epsilon * root)
+    )
 
 
 def lemma2(epsilon: float, delta: float, sparsity: int) -> Bound:
@@ -87,7 +89,9 @@ def _check(epsilon: float, delta: float, **counts: int) -> None:
     if not 0 < epsilon < math.inf:
         raise BadConfig(f"epsilon={epsilon:g}: the error that is allowed should be above 0.")
     if not 0 < delta < 1:
-        raise BadConfig(f"delta={delta:g}: the chance of failure that is allowed should be above 0 and below 1.")
+        raise BadConfig(
+            f"delta={delta:g}: the chance of failure that is allowed should be above 0 and below 1."
+        )
     for name, count in counts.items():
         if count < 1:
             raise BadConfig(f"{name}={count}: at least 1 is needed.")

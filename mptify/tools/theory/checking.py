@@ -13,13 +13,36 @@ from torch import nn
 from mptify.errors import BadConfig
 from mptify.nn.init import frozen_weight, scores, signs
 from mptify.tools.theory.bounds import theorem
-from mptify.tools.theory.construction import RandomNetwork, Subnetwork, block_size, construct, layer_bounds, neurons_of
+from mptify.tools.theory.construction import (
+    RandomNetwork,
+    Subnetwork,
+    block_size,
+    construct,
+    layer_bounds,
+    neurons_of,
+)
 from mptify.tools.theory.targets import ROUNDING, Target, as_target, spectral_norm
 
-__all__ = ["FRACTIONS", "AtFraction", "Finding", "ball_points", "certified_error", "check", "failure_probability", "least_width"]
+__all__ = [
+    "FRACTIONS",
+    "AtFraction",
+    "Finding",
+    "ball_points",
+    "certified_error",
+    "check",
+    "failure_probability",
+    "least_width",
+]
 
-FRACTIONS = (5 / 8, 1 / 2, 7 / 16, 3 / 8)  # of the width: around the place where draws begin to fail
-_MOST_NEURONS = 10**8  # of all layers: two signs of each are looked at, and an eighth may survive, at 26 bytes each
+FRACTIONS = (
+    5 / 8,
+    1 / 2,
+    7 / 16,
+    3 / 8,
+)  # of the width: around the place where draws begin to fail
+_MOST_NEURONS = (
+    10**8
+)  # of all layers: two signs of each are looked at, and an eighth may survive, at 26 bytes each
 _CORNERS = 4096  # all of them up to 12 inputs
 _CLIMBS, _STEPS, _NUDGE = 16, 60, 1e-7
 
@@ -104,9 +127,14 @@ def check(
         if found is None:
             failed += 1
         else:
-            function = b"".join(layer.sums.tobytes() for layer in found.layers)  # equal sums are one function: evaluated once
+            function = b"".join(
+                layer.sums.tobytes() for layer in found.layers
+            )  # equal sums are one function: evaluated once
             if function not in errors:
-                errors[function] = _worst_error(target, found, domain), certified_error(target, found)
+                errors[function] = (
+                    _worst_error(target, found, domain),
+                    certified_error(target, found),
+                )
             failed += errors[function][0] > epsilon * (1 + ROUNDING)
             nonzeros = max(nonzeros, found.nonzeros)
         for place, width in enumerate(widths):
@@ -127,10 +155,16 @@ def ball_points(inputs: int, count: int, seed: int = 0) -> np.ndarray:
     if 2**inputs <= _CORNERS:
         corners = 1.0 - 2.0 * (np.arange(2**inputs)[:, None] >> np.arange(inputs) & 1)
     else:
-        corners = 1.0 - 2.0 * signs(seed, "theory.corners", _CORNERS * inputs).reshape(_CORNERS, inputs)
-    sphere = frozen_weight(seed, "theory.points", (2 * count, inputs), "kaiming_normal", 1.0).astype(np.float64)
+        corners = 1.0 - 2.0 * signs(seed, "theory.corners", _CORNERS * inputs).reshape(
+            _CORNERS, inputs
+        )
+    sphere = frozen_weight(
+        seed, "theory.points", (2 * count, inputs), "kaiming_normal", 1.0
+    ).astype(np.float64)
     sphere = _normalized(sphere)
-    sphere[count:] *= (0.5 + 0.5 * scores(seed, "theory.radii", count, 1.0)[:, None].astype(np.float64)) ** (1 / inputs)
+    sphere[count:] *= (
+        0.5 + 0.5 * scores(seed, "theory.radii", count, 1.0)[:, None].astype(np.float64)
+    ) ** (1 / inputs)
     return np.concatenate([axes, corners / np.sqrt(inputs), sphere])
 
 

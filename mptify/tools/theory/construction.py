@@ -16,7 +16,16 @@ from mptify.nn.init import signs
 from mptify.tools.theory.bounds import Bound, lemma3
 from mptify.tools.theory.targets import Target
 
-__all__ = ["Masks", "RandomNetwork", "Subnetwork", "block_size", "construct", "find_masks", "layer_bounds", "neurons_of"]
+__all__ = [
+    "Masks",
+    "RandomNetwork",
+    "Subnetwork",
+    "block_size",
+    "construct",
+    "find_masks",
+    "layer_bounds",
+    "neurons_of",
+]
 
 
 class RandomNetwork:
@@ -38,16 +47,30 @@ class RandomNetwork:
             drawn = self._drawn[name] = signs(self.seed, name, size)
         return drawn[:size]
 
-    def whole(self, layer: str, shape: tuple[int, int], sparsity: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    def whole(
+        self, layer: str, shape: tuple[int, int], sparsity: int, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """B and U of one layer as matrices of ±1 (int8): for small sizes."""
         outputs, inputs = shape
         blocks, size = outputs * min(sparsity, inputs), block_size(shape, sparsity, width)
-        sizes = [size] * blocks + [width - blocks * size]  # the neurons left over form a block that is masked
+        sizes = [size] * blocks + [
+            width - blocks * size
+        ]  # the neurons left over form a block that is masked
         parts = []
         for matrix, columns in (("B", inputs), ("U", outputs)):
             for block, rows in enumerate(sizes):
-                parts.append(np.stack([self.column(layer, matrix, block, column, rows) for column in range(columns)], axis=1))
-        return _as_numbers(np.concatenate(parts[: len(sizes)])), _as_numbers(np.concatenate(parts[len(sizes) :]))
+                parts.append(
+                    np.stack(
+                        [
+                            self.column(layer, matrix, block, column, rows)
+                            for column in range(columns)
+                        ],
+                        axis=1,
+                    )
+                )
+        return _as_numbers(np.concatenate(parts[: len(sizes)])), _as_numbers(
+            np.concatenate(parts[len(sizes) :])
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +105,9 @@ class Masks:
         """
         outputs, inputs = self.shape
         places = ((self.inner < 0) * outputs + self.outputs) * inputs + self.inputs
-        return np.bincount(places, self.outer, minlength=2 * outputs * inputs).reshape(2, outputs, inputs)
+        return np.bincount(places, self.outer, minlength=2 * outputs * inputs).reshape(
+            2, outputs, inputs
+        )
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         """The layer at each row of `points`, before the outer ReLU."""
@@ -115,10 +140,15 @@ def layer_bounds(target: Target, epsilon: float, delta: float) -> list[Bound]:
     behind the first layer, break lemma 3's hypothesis of $1/\sqrt s$; with the minimum they don't.
     """
     shares = epsilon / (2 * target.depth), delta / target.depth
-    return [lemma3(*shares, min(target.sparsity, weight.shape[1]), len(weight)) for weight in target.weights]
+    return [
+        lemma3(*shares, min(target.sparsity, weight.shape[1]), len(weight))
+        for weight in target.weights
+    ]
 
 
-def construct(target: Target, epsilon: float, delta: float, network: RandomNetwork, width: int | None = None) -> Subnetwork | None:
+def construct(
+    target: Target, epsilon: float, delta: float, network: RandomNetwork, width: int | None = None
+) -> Subnetwork | None:
     """The proof's subnetwork of a random network, or None if a block has too few neurons of a kind: the probability is at most δ.
 
     `width` is the number of random neurons in each layer; the least that the theorem asks for unless given.
@@ -127,14 +157,18 @@ def construct(target: Target, epsilon: float, delta: float, network: RandomNetwo
     width = max(bound.width for bound in bounds) if width is None else width
     layers = []
     for number, (weight, bound) in enumerate(zip(target.weights, bounds), 1):
-        masks = find_masks(weight, bound.gain, target.sparsity, width, network, f"theory.layer{number}")
+        masks = find_masks(
+            weight, bound.gain, target.sparsity, width, network, f"theory.layer{number}"
+        )
         if masks is None:
             return None
         layers.append(masks)
     return Subnetwork(tuple(layers))
 
 
-def find_masks(weight: np.ndarray, gain: float, sparsity: int, width: int, network: RandomNetwork, layer: str) -> Masks | None:
+def find_masks(
+    weight: np.ndarray, gain: float, sparsity: int, width: int, network: RandomNetwork, layer: str
+) -> Masks | None:
     r"""Lemma 1 in every block: $c = \lfloor |\alpha| / \text{gain} \rfloor$ neurons for either sign of the input, or None.
 
     Those with $u = +1$ and $B = \text{sgn}\,\alpha$ are sought in the first half of the block, those with $u = -1$ and
@@ -159,9 +193,19 @@ def find_masks(weight: np.ndarray, gain: float, sparsity: int, width: int, netwo
             if len(rising) < count or len(sinking) < count:
                 return None
             chosen = np.concatenate([rising, half + sinking])
-            kept.append((block * size + chosen, np.full(2 * count, column), np.full(2 * count, output), inner[chosen], outer[chosen]))
+            kept.append(
+                (
+                    block * size + chosen,
+                    np.full(2 * count, column),
+                    np.full(2 * count, output),
+                    inner[chosen],
+                    outer[chosen],
+                )
+            )
     neurons, columns, rows, inner, outer = (np.concatenate(parts) for parts in zip(*kept))
-    return Masks((outputs, inputs), gain, neurons, columns, rows, _as_numbers(inner), _as_numbers(outer))
+    return Masks(
+        (outputs, inputs), gain, neurons, columns, rows, _as_numbers(inner), _as_numbers(outer)
+    )
 
 
 def block_size(shape: tuple[int, int], sparsity: int, width: int) -> int:

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from mptify.errors import BadConfig, CannotConvert, first_line
 from mptify.nn.init import scores, signs
 
-__all__ = ["ROUNDING", "Target", "as_target", "extreme_target", "random_target", "scaled", "spectral_norm"]
+__all__ = [
+    "ROUNDING",
+    "Target",
+    "as_target",
+    "extreme_target",
+    "random_target",
+    "scaled",
+    "spectral_norm",
+]
 
 ROUNDING = 1e-9  # what float64 may add to a quantity that meets its bound with equality
 
@@ -52,7 +60,9 @@ class Target:
         return points @ self.weights[-1].T
 
 
-def as_target(network: Target | nn.Sequential | Iterable[Any], sparsity: int | None = None) -> Target:
+def as_target(
+    network: Target | nn.Sequential | Iterable[Any], sparsity: int | None = None
+) -> Target:
     """A network of your own: weight matrices (numpy or torch), first layer first, or an `nn.Sequential` of `Linear(bias=False)` and `ReLU`.
 
     `sparsity` is the most weights in a row, counted unless given. What does not meet the hypotheses raises `CannotConvert`.
@@ -71,19 +81,28 @@ def as_target(network: Target | nn.Sequential | Iterable[Any], sparsity: int | N
     return Target(tuple(weights), allowed)
 
 
-def scaled(network: nn.Sequential | Iterable[Any], sparsity: int | None = None) -> tuple[Target, float]:
+def scaled(
+    network: nn.Sequential | Iterable[Any], sparsity: int | None = None
+) -> tuple[Target, float]:
     """The network with each layer divided by what brings it into the hypotheses, and the product of those divisors.
 
     ReLU networks without biases are positively homogeneous: the network itself is the product times the one returned.
     """
     weights = _matrices(network)
-    allowed = sparsity or max(1, *(int(np.count_nonzero(weight, axis=1).max()) for weight in weights))
-    divisors = [max(1.0, spectral_norm(weight), np.abs(weight).max() / _largest(weight, allowed)) for weight in weights]
+    allowed = sparsity or max(
+        1, *(int(np.count_nonzero(weight, axis=1).max()) for weight in weights)
+    )
+    divisors = [
+        max(1.0, spectral_norm(weight), np.abs(weight).max() / _largest(weight, allowed))
+        for weight in weights
+    ]
     target = as_target([weight / divisor for weight, divisor in zip(weights, divisors)], sparsity)
     return target, math.prod(float(divisor) for divisor in divisors)
 
 
-def random_target(depth: int, width: int, sparsity: int | None = None, inputs: int | None = None, seed: int = 0) -> Target:
+def random_target(
+    depth: int, width: int, sparsity: int | None = None, inputs: int | None = None, seed: int = 0
+) -> Target:
     r"""Uniform weights within the theorem's hypotheses, one output.
 
     $|W^{(1)}| \le 1/\sqrt s$ and $|W^{(i)}| \le 1/\sqrt n$ behind it, `sparsity` weights in each row at random places, and each layer
@@ -93,15 +112,25 @@ def random_target(depth: int, width: int, sparsity: int | None = None, inputs: i
     weights = []
     for number, (rows, columns) in enumerate(shapes, 1):
         kept = min(sparsity, columns)
-        values = scores(seed, f"theory.target{number}.values", rows * columns, 1.0).reshape(rows, columns).astype(np.float64)
-        order = scores(seed, f"theory.target{number}.places", rows * columns, 1.0).reshape(rows, columns).argsort(axis=1)
+        values = (
+            scores(seed, f"theory.target{number}.values", rows * columns, 1.0)
+            .reshape(rows, columns)
+            .astype(np.float64)
+        )
+        order = (
+            scores(seed, f"theory.target{number}.places", rows * columns, 1.0)
+            .reshape(rows, columns)
+            .argsort(axis=1)
+        )
         np.put_along_axis(values, order[:, kept:], 0.0, axis=1)
         values /= math.sqrt(sparsity if number == 1 else columns)
         weights.append(values / max(1.0, spectral_norm(values)))
     return as_target(weights, sparsity)
 
 
-def extreme_target(depth: int, width: int, sparsity: int | None = None, inputs: int | None = None, seed: int = 0) -> Target:
+def extreme_target(
+    depth: int, width: int, sparsity: int | None = None, inputs: int | None = None, seed: int = 0
+) -> Target:
     r"""All weights as large as the theorem allows: it takes the most neurons. One output.
 
     Rows of Hadamard matrices of size $s$ with random signs, times $1/\sqrt s$ in the first layer and $1/\sqrt n$ behind it. They are
@@ -119,7 +148,9 @@ def extreme_target(depth: int, width: int, sparsity: int | None = None, inputs: 
         while len(hadamard) < size:
             hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
         values = np.zeros((rows, columns))
-        for row in range(min(rows, columns // size * size)):  # more rows than that can't be orthogonal, and stay 0
+        for row in range(
+            min(rows, columns // size * size)
+        ):  # more rows than that can't be orthogonal, and stay 0
             values[row, row // size * size :][:size] = hadamard[row % size]
         values *= 1.0 - 2.0 * signs(seed, f"theory.target{number}.columns", columns)
         weights.append(values / math.sqrt(sparsity if number == 1 else columns))
@@ -135,16 +166,25 @@ def _largest(weight: np.ndarray, sparsity: int) -> float:
     return 1 / math.sqrt(min(sparsity, weight.shape[1]))
 
 
-def _shapes(depth: int, width: int, sparsity: int | None, inputs: int | None) -> tuple[list[tuple[int, int]], int]:
+def _shapes(
+    depth: int, width: int, sparsity: int | None, inputs: int | None
+) -> tuple[list[tuple[int, int]], int]:
     """Rows and columns of each layer, and the sparsity: dense rows unless given. There are `width` inputs unless given."""
     inputs = width if inputs is None else inputs
     widest = inputs if depth == 1 else max(inputs, width)
     sparsity = widest if sparsity is None else sparsity
-    for name, value in (("depth", depth), ("width", width), ("inputs", inputs), ("sparsity", sparsity)):
+    for name, value in (
+        ("depth", depth),
+        ("width", width),
+        ("inputs", inputs),
+        ("sparsity", sparsity),
+    ):
         if value < 1:
             raise BadConfig(f"{name}={value}: at least 1 is needed.")
     if sparsity > widest:
-        raise BadConfig(f"sparsity={sparsity}: no row of this network has more than {widest} weights.")
+        raise BadConfig(
+            f"sparsity={sparsity}: no row of this network has more than {widest} weights."
+        )
     sizes = [inputs, *[width] * (depth - 1), 1]
     return list(zip(sizes[1:], sizes)), sparsity
 
@@ -157,16 +197,23 @@ def _matrices(network: nn.Sequential | Iterable[Any]) -> list[np.ndarray]:
     weights: list[np.ndarray] = []
     for number, one in enumerate(given, 1):
         try:
-            weight = np.array(one.detach().cpu().double().numpy() if isinstance(one, Tensor) else one, dtype=np.float64)
+            weight = np.array(
+                one.detach().cpu().double().numpy() if isinstance(one, Tensor) else one,
+                dtype=np.float64,
+            )
         except (TypeError, ValueError) as error:
-            raise CannotConvert(f"layer {number}: a matrix of numbers is needed ({first_line(error)}).") from None
+            raise CannotConvert(
+                f"layer {number}: a matrix of numbers is needed ({first_line(error)})."
+            ) from None
         if weight.ndim != 2 or not weight.size:
             raise CannotConvert(
                 f"layer {number}: a matrix of outputs × inputs is needed, this one has the shape {weight.shape}; "
                 f"a single layer is passed as [weight]."
             )
         if not np.isfinite(weight).all():
-            raise CannotConvert(f"layer {number}: its weights should be finite, {int((~np.isfinite(weight)).sum())} are not.")
+            raise CannotConvert(
+                f"layer {number}: its weights should be finite, {int((~np.isfinite(weight)).sum())} are not."
+            )
         if weights and weight.shape[1] != len(weights[-1]):
             raise CannotConvert(
                 f"layer {number}: it takes {weight.shape[1]} inputs, the layer before it gives {len(weights[-1])}; "
@@ -191,10 +238,14 @@ def _linears(network: nn.Module) -> list[Tensor]:
             )
         if isinstance(module, nn.Linear):
             if module.bias is not None:
-                raise CannotConvert(f"layer {name!r}: it has a bias, which the theorem's networks have not; build it with bias=False.")
+                raise CannotConvert(
+                    f"layer {name!r}: it has a bias, which the theorem's networks have not; build it with bias=False."
+                )
             weights.append(module.weight)
     if weights and len(network) % 2 == 0:
-        raise CannotConvert("The network ends with ReLU; the theorem's networks end with Linear: leave the last ReLU out.")
+        raise CannotConvert(
+            "The network ends with ReLU; the theorem's networks end with Linear: leave the last ReLU out."
+        )
     return weights
 
 

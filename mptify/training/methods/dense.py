@@ -30,7 +30,9 @@ class Dense(SearchMethod):
 
     def prepare(self, model: nn.Module, config: SearchConfig) -> nn.Module:
         if any(isinstance(layer, Ticketed) for layer in model.modules()):
-            raise MptifyError("method='dense' trains weights, and this is a ticket model, whose weights are frozen.")
+            raise MptifyError(
+                "method='dense' trains weights, and this is a ticket model, whose weights are frozen."
+            )
         if config.ticket.bn == "insert":
             return with_norms(model)
         return copy.deepcopy(model).requires_grad_(True)
