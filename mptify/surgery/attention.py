@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention` with tickets for weights, and with 1-bit inputs where the config asks for them."""
+"""`nn.MultiheadAttention` with tickets as weights, registered as a composite."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["TicketMultiheadAttention"]
 
 
 class TicketMultiheadAttention(nn.MultiheadAttention):
-    """Reads its projection weights from tickets.
+    """An attention that reads its projection weights from tickets.
 
-    With 32-bit activations it runs torch's own attention on them. With 1-bit activations each projection's input is
-    binarized first, the attended values before the output projection included. Queries, keys and values that are not one
-    tensor get a norm each, since they need not have the same statistics.
+    With 32-bit activations it runs torch's own attention. With 1-bit activations it quantizes the
+    input of each projection first, including the input of the output projection. Queries, keys and
+    values that are not one tensor get a norm each, since their statistics may differ.
     """
 
     key_quantizer: Any  # an `InputQuantizer` each, or None in self-attention

@@ -1,4 +1,4 @@
-"""What code that can't be traced does with its parts: it may need more of them than a graph of their `forward` offers."""
+"""Check whether untraced code uses its children in ways that their graphs would not support."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["reason_to_keep_code"]
 
 
 def reason_to_keep_code(parent: nn.Module, child: nn.Module) -> str:
-    """Why `child` can't become a graph where `parent` keeps its Python code; empty if it can.
+    """Why `child` can't become a graph while `parent` keeps its Python code; empty if it can.
 
-    The parent may call other methods of the child than `forward`, go through the parts of a Sequential by itself, or pass arguments
-    that a trace would fix at their defaults.
+    The parent may call other methods of the child than `forward`, iterate over the children of a
+    Sequential, or pass arguments that a trace would fix to their defaults.
     """
     code = _reachable(type(parent))
     words = {name for one in code for name in _names_in(one.__code__)}
@@ -36,7 +36,7 @@ def reason_to_keep_code(parent: nn.Module, child: nn.Module) -> str:
 
 
 def _reachable(cls: type) -> list[FunctionType]:
-    """`forward`, and the methods of the class that it calls, directly or not."""
+    """The source of `forward` and of the methods that it calls, directly or indirectly."""
     methods = _own_methods(cls)
     found: dict[str, FunctionType] = {}
     waiting = ["forward"]
@@ -54,7 +54,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 def _own_methods(cls: type) -> dict[str, FunctionType]:
-    """The methods that a module's class adds to those of torch's modules."""
+    """The methods that a module's class adds to those of `nn.Module`."""
     found: dict[str, FunctionType] = {}
     for parent in reversed(cls.__mro__):
         if not is_torchs(parent.__module__):
@@ -67,7 +67,7 @@ def _own_methods(cls: type) -> dict[str, FunctionType]:
 
 
 def _takes_apart(function: FunctionType, parent: nn.Module, child: nn.Sequential) -> bool:
-    """Whether `self.child` is used otherwise than by calling it, or what comes out of a list is gone through once more."""
+    """Whether `self.child` is used in another way than by calling it, or iterated over."""
     names = [name for name, one in parent.named_children() if one is child]
     for node in ast.walk(_tree_of(function)):
         for part in ast.iter_child_nodes(node):
@@ -89,7 +89,7 @@ def _takes_apart(function: FunctionType, parent: nn.Module, child: nn.Sequential
 def _tree_of(function: FunctionType) -> ast.AST:
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):  # code that was made without a file
+    except (OSError, TypeError, SyntaxError):  # code without a source file
         return ast.Module([], [])
 
 
@@ -123,7 +123,7 @@ def _optional_argument_given(code: list[FunctionType], child: nn.Module) -> str:
 
 
 def _calls_of_parts(function: FunctionType) -> Iterator[ast.Call]:
-    """Calls of something that hangs on `self`, or of a local name: `self.part(x)`, `self.parts[0](x)`, `for part in ...: part(x)`."""
+    """Calls of attributes of `self` and of local names: `self.part(x)`, `self.parts[0](x)`, `part(x)`."""
     tree = _tree_of(function)
     stored = {
         node.id

@@ -1,4 +1,4 @@
-"""Another number of classes for a ticket model whose `forward` is a graph."""
+"""`reset_classifier` for ticket models whose `forward` is a graph."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ __all__ = ["reset_classifier_"]
 
 
 def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = None) -> None:
-    """Put a fresh ticket layer in place of the classifier, as timm's `reset_classifier` puts a fresh dense one; 0 removes it.
+    """Replace the classifier by a fresh ticket layer, or remove it.
+
+    Args:
+        model: The ticket model.
+        num_classes: The new number of classes; 0 removes the classifier.
+        global_pool: Must be None, since the pooling is part of the graph.
 
     Raises:
-        NotKept: if the output comes from another layer than one linear or conv of the classifier, if that has lost its
-            scores, or if another pooling is wanted.
-        BadConfig: if `num_classes` is not a whole number from 0.
+        NotKept: The output does not come from one linear or conv of the classifier, that layer has
+            lost its scores, or another pooling is requested.
+        BadConfig: `num_classes` is not a whole number from 0.
     """
     if global_pool is not None:
         raise NotKept(
@@ -52,7 +57,7 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
 
 
 def _output_layer(model: Any) -> str:
-    """The one layer of the classifier that the output comes from."""
+    """The layer of the classifier that computes the output."""
     layers = sorted(model.output_layers())
     layer = model.get_submodule(layers[0]) if len(layers) == 1 else None
     if layer is None or not any(
@@ -66,7 +71,7 @@ def _output_layer(model: Any) -> str:
     else:
         return layers[0]
     raise NotKept(
-        f"{', '.join(model.classifier_paths)}: the classifier can't be made anew, since {reason}; "
+        f"{', '.join(model.classifier_paths)}: the classifier can't be replaced, since {reason}; "
         "give the network its number of classes before the transform."
     )
 

@@ -1,7 +1,7 @@
-"""What is known of each value in a traced graph: where its channels lie, and whether it is normalised, binary, pooled.
+"""Dataflow analysis: where each value of a traced graph has its channels, and what it holds.
 
-A forward walk over the graph, with one rule per kind of operation. Where nothing is known, nothing is claimed: the plan
-then normalises once more than it would have to.
+One forward pass over the graph, with one rule per kind of operation. The rules are conservative:
+where a value is unknown, the plan inserts a norm that may not be needed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from torch.nn import functional as F
 from mptify.nn.quantizing_weight import CONTRACTIONS
 from mptify.surgery import layer_registry
 
-__all__ = ["Fact", "argument", "node_kind", "walk"]
+__all__ = ["ValueInfo", "analyze", "argument", "node_kind"]
 
 
 @dataclass(frozen=True)
-class Fact:
-    """`axis` is 1 or -1 (or another dimension), None where unknown.
+class ValueInfo:
+    """What is known about a value.
 
-    `normalised` values come from a BatchNorm, or are a sum of such values and of ±1. What was made of ±1 alone is not:
-    at |x| = 1 the sign's estimator is 0, and a sign right behind it would stop every gradient.
+    Attributes:
+        channels: How many channels it has, if known.
+        axis: The dimension of its channels, 1 or -1 as a rule; None if unknown.
+        normalised: Whether it comes from a BatchNorm, or is a sum of such values and of ±1. A sum
+            of ±1 alone is not: where |x| = 1, the gradient of the sign is 0, and a second sign
+            would block every gradient.
+        binary: Whether it holds ±1 only.
+        pixels: Whether it is computed from the network's input without any layer.
+        pooled: Whether it is pooled over all positions.
+        summed: Whether it is the sum of two values, up to operations that change no value.
     """
 
     channels: int | None = None
@@ -33,10 +41,10 @@ class Fact:
     binary: bool = False
     pixels: bool = False
     pooled: bool = False
-    summed: bool = False  # an addition of two values, seen through what changes no value
+    summed: bool = False
 
 
-UNKNOWN = Fact()
+UNKNOWN = ValueInfo()
 
 _SAME = {
     "identity",
@@ -71,7 +79,7 @@ _ELEMENTWISE = {
 
 
 def node_kind(node: fx.Node, module: nn.Module | None) -> str:
-    """One word for what a node does: `layer`, `activation`, `batchnorm`, `norm`, `maxpool`, ... or the function's name."""
+    """What a node does: `layer`, `activation`, `batchnorm`, `maxpool`, ... or a function's name."""
     if node.op == "call_module":
         assert module is not None
         return _module_kind(module)
@@ -139,52 +147,56 @@ def _probability(node: fx.Node) -> Any:
     return node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
 
 
-def walk(
+def analyze(
     graph: fx.Graph, root: nn.Module, pixels: bool, signs: bool, passing: Collection[fx.Node] = ()
-) -> dict[fx.Node, Fact]:
-    """A fact for each node.
+) -> dict[fx.Node, ValueInfo]:
+    """What is known about the value of each node.
 
-    `pixels` says whether the graph's required inputs are images, `signs` whether activations become signs; those in
-    `passing` hand their input through.
+    Args:
+        graph: The traced graph.
+        root: The module that the graph calls into.
+        pixels: Whether the graph's required inputs are images.
+        signs: Whether activations become signs.
+        passing: Activations that return their input unchanged.
     """
-    facts: dict[fx.Node, Fact] = {}
+    infos: dict[fx.Node, ValueInfo] = {}
     for node in graph.nodes:
         module = root.get_submodule(node.target) if node.op == "call_module" else None
         if node.op == "placeholder":
-            facts[node] = Fact(pixels=pixels and not node.args)
+            infos[node] = ValueInfo(pixels=pixels and not node.args)
         else:
             joins = node_kind(node, module) in ("cat", "concat", "stack")
             inputs = [
-                facts[one]
+                infos[one]
                 for one in node.all_input_nodes
                 if joins or one.op != "get_attr" or len(node.all_input_nodes) == 1
             ]
             passes = node in passing and inputs
             if passes:
-                facts[node] = inputs[0]
+                infos[node] = inputs[0]
             elif node.op == "call_function" and node.target in CONTRACTIONS:
-                facts[node] = _after_functional(node, root)
+                infos[node] = _after_functional(node, root)
             else:
-                facts[node] = _rule(node, module, node_kind(node, module), inputs, signs)
-    return facts
+                infos[node] = _rule(node, module, node_kind(node, module), inputs, signs)
+    return infos
 
 
-def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], signs: bool) -> Fact:
+def _rule(node: fx.Node, module: Any, kind: str, inputs: list[ValueInfo], signs: bool) -> ValueInfo:
     first = inputs[0] if inputs else UNKNOWN
     if kind == "layer":
         handler = layer_registry.find(module)
         assert handler is not None
-        return Fact(handler.outputs or None, handler.axis)
+        return ValueInfo(handler.outputs or None, handler.axis)
     if kind == "composite":
         composite = layer_registry.find_composite(module)
         assert composite is not None
-        return Fact(composite.outputs, -1)
+        return ValueInfo(composite.outputs, -1)
     if kind == "activation":
         if not signs:
             return replace(first, normalised=False, binary=False, summed=False, pixels=False)
-        return Fact(first.channels, first.axis, binary=True, pooled=first.pooled)
+        return ValueInfo(first.channels, first.axis, binary=True, pooled=first.pooled)
     if kind == "batchnorm":
-        return Fact(
+        return ValueInfo(
             getattr(module, "num_features", first.channels),
             1,
             normalised=True,
@@ -218,8 +230,8 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], signs: bool
     if kind in _SHAPING:
         return _after_shaping(node, kind, first)
     if kind in _ELEMENTWISE:
-        known = next((fact for fact in inputs if fact.axis is not None), first)
-        return Fact(
+        known = next((info for info in inputs if info.axis is not None), first)
+        return ValueInfo(
             known.channels,
             known.axis,
             pixels=all(f.pixels for f in inputs) and bool(inputs),
@@ -229,15 +241,15 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[Fact], signs: bool
         return replace(first, binary=False, normalised=first.normalised, summed=False)
     if (
         inputs
-        and all(fact.pixels for fact in inputs)
+        and all(info.pixels for info in inputs)
         and not (module is not None and any(True for _ in module.parameters()))
     ):
-        return Fact(pixels=True)
-    return Fact(pooled=first.pooled)
+        return ValueInfo(pixels=True)
+    return ValueInfo(pooled=first.pooled)
 
 
-def _after_functional(node: fx.Node, root: nn.Module) -> Fact:
-    """`F.linear` or `F.conv*` called on a parameter: its first dimension counts the outputs."""
+def _after_functional(node: fx.Node, root: nn.Module) -> ValueInfo:
+    """After `F.linear` or `F.conv*` on a parameter, whose first dimension counts the outputs."""
     axis = -1 if node.target is F.linear else 1
     weight = argument(node, 1, "weight")
     if (
@@ -245,31 +257,31 @@ def _after_functional(node: fx.Node, root: nn.Module) -> Fact:
         or weight.op != "get_attr"
         or "transpose" in layer_registry.target_name(node.target)
     ):
-        return Fact(axis=axis)
+        return ValueInfo(axis=axis)
     owner, _, name = str(weight.target).rpartition(".")
-    return Fact(getattr(root.get_submodule(owner), name).shape[0], axis)
+    return ValueInfo(getattr(root.get_submodule(owner), name).shape[0], axis)
 
 
 def argument(node: fx.Node, position: int, name: str) -> Any:
-    """An argument of a call, however it was passed."""
+    """An argument of a call, passed by position or by name."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
-def _after_norm(module: Any, first: Fact) -> Fact:
+def _after_norm(module: Any, first: ValueInfo) -> ValueInfo:
     name = type(module).__name__
     shape = getattr(module, "normalized_shape", None)
     if name.endswith("2d") or isinstance(module, nn.GroupNorm):
         channels = shape[-1] if shape else getattr(module, "num_channels", first.channels)
-        return Fact(channels, 1, pooled=first.pooled)
+        return ValueInfo(channels, 1, pooled=first.pooled)
     if shape is not None:
-        return Fact(
+        return ValueInfo(
             tuple(shape)[-1] if not isinstance(shape, int) else shape, -1, pooled=first.pooled
         )
-    return Fact(first.channels, first.axis, pooled=first.pooled)
+    return ValueInfo(first.channels, first.axis, pooled=first.pooled)
 
 
-def _after_mean(node: fx.Node, first: Fact) -> Fact:
-    """An average over some dimensions pools; where the channels end up depends on which, and on whether they are kept."""
+def _after_mean(node: fx.Node, first: ValueInfo) -> ValueInfo:
+    """After a mean, which pools; the new axis depends on the dimensions and on `keepdim`."""
     dim, keep = argument(node, 1, "dim"), argument(node, 2, "keepdim")
     dims = (
         {dim}
@@ -291,45 +303,45 @@ def _after_mean(node: fx.Node, first: Fact) -> Fact:
     )
 
 
-def _after_add(inputs: list[Fact]) -> Fact:
-    if len(inputs) < 2:  # with a constant or a parameter
+def _after_add(inputs: list[ValueInfo]) -> ValueInfo:
+    if len(inputs) < 2:  # the other operand is a constant or a parameter
         first = inputs[0] if inputs else UNKNOWN
-        return Fact(first.channels, first.axis, pixels=first.pixels, pooled=first.pooled)
-    known = next((fact for fact in inputs if fact.channels is not None), inputs[0])
-    return Fact(
+        return ValueInfo(first.channels, first.axis, pixels=first.pixels, pooled=first.pooled)
+    known = next((info for info in inputs if info.channels is not None), inputs[0])
+    return ValueInfo(
         known.channels,
         known.axis,
-        normalised=all(fact.normalised or fact.binary for fact in inputs)
-        and any(fact.normalised for fact in inputs),
-        pixels=all(fact.pixels for fact in inputs),
-        pooled=all(fact.pooled for fact in inputs),
+        normalised=all(info.normalised or info.binary for info in inputs)
+        and any(info.normalised for info in inputs),
+        pixels=all(info.pixels for info in inputs),
+        pooled=all(info.pooled for info in inputs),
         summed=True,
     )
 
 
-def _after_cat(node: fx.Node, inputs: list[Fact]) -> Fact:
+def _after_cat(node: fx.Node, inputs: list[ValueInfo]) -> ValueInfo:
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
-    axes = {fact.axis for fact in inputs}
+    axes = {info.axis for info in inputs}
     whole = (
         len(inputs) == len(node.args[0])
         if node.args and isinstance(node.args[0], (tuple, list))
         else False
-    )  # none of them twice
+    )  # no value occurs twice
     axis = axes.pop() if len(axes) == 1 and whole else None
     channels = None
-    if axis is not None and all(fact.channels is not None for fact in inputs) and dim == axis:
-        channels = sum(fact.channels or 0 for fact in inputs)
-    return Fact(
+    if axis is not None and all(info.channels is not None for info in inputs) and dim == axis:
+        channels = sum(info.channels or 0 for info in inputs)
+    return ValueInfo(
         channels,
         axis if channels is not None else None,
-        normalised=bool(inputs) and all(fact.normalised for fact in inputs),
-        binary=bool(inputs) and all(fact.binary for fact in inputs),
-        pixels=bool(inputs) and all(fact.pixels for fact in inputs),
-        pooled=bool(inputs) and all(fact.pooled for fact in inputs),
+        normalised=bool(inputs) and all(info.normalised for info in inputs),
+        binary=bool(inputs) and all(info.binary for info in inputs),
+        pixels=bool(inputs) and all(info.pixels for info in inputs),
+        pooled=bool(inputs) and all(info.pooled for info in inputs),
     )
 
 
-def _after_shaping(node: fx.Node, kind: str, first: Fact) -> Fact:
+def _after_shaping(node: fx.Node, kind: str, first: ValueInfo) -> ValueInfo:
     moved = replace(first, channels=None, axis=None)
     dims = _integers(node.args[1:])
     if kind == "permute" and dims is not None and first.axis is not None:
@@ -361,7 +373,7 @@ def _after_shaping(node: fx.Node, kind: str, first: Fact) -> Fact:
     return moved
 
 
-def _after_getitem(node: fx.Node, first: Fact, moved: Fact) -> Fact:
+def _after_getitem(node: fx.Node, first: ValueInfo, moved: ValueInfo) -> ValueInfo:
     index = node.args[1]
     if isinstance(index, int) and _name_of(node.all_input_nodes[0]) == "chunk":
         return first
@@ -373,7 +385,7 @@ def _after_getitem(node: fx.Node, first: Fact, moved: Fact) -> Fact:
     ):
         return (
             replace(first, pooled=True) if first.axis == -1 else replace(moved, pooled=True)
-        )  # one token of each sample
+        )  # takes one token of each sample
     return moved
 
 

@@ -1,4 +1,4 @@
-"""Carry out a plan's edits on the graphs of one region."""
+"""Apply the edits of a plan to the graphs of one region."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from mptify.surgery.trace import Region, join
 
 __all__ = ["edited_region", "make_norm"]
 
-# A sign does not see the scale of its input, so this changes no output. It bounds by what factor a channel that hardly
-# varies (a depthwise filter without survivors, say) multiplies the gradients on their way back: 10, where torch's 1e-5
-# gives 316. In EfficientNetV2-M at 75 % pruned those factors add up to 1e38 at the first blocks, and here to 1e2.
+# A sign ignores the scale of its input, so epsilon changes no output. It bounds the factor by which
+# a channel of almost no variance (a depthwise filter without survivors, say) multiplies gradients:
+# 10 with this epsilon, 316 with torch's 1e-5. In EfficientNetV2-M, 75 % pruned, these factors
+# multiply to 1e38 at the first blocks with torch's epsilon, and to 1e2 with this one.
 EPS_BEFORE_SIGN = 1e-2
 
 
 def make_norm(norm: NormBefore, config: TicketConfig, like: torch.Tensor) -> nn.Module:
-    """The norm that a plan asks for, of the same type and on the same device as a tensor of the model's."""
+    """The norm that a plan asks for, with the dtype and device of the tensor `like`."""
     eps = EPS_BEFORE_SIGN if config.activation_bits == 1 else 1e-5
     options: Any = {
         "eps": eps,
@@ -63,7 +64,7 @@ def edited_region(
 
 
 def _parameters_read(graphs: Iterable[fx.Graph], root: nn.Module) -> set[str]:
-    """The parameters of `root` that some graph uses, by itself or by a module that it calls."""
+    """The parameters of `root` that a graph uses, directly or through modules that it calls."""
     read: set[str] = set()
     names: dict[int, list[str]] = {id(parameter): [] for parameter in root.parameters()}
     for name, parameter in root.named_parameters(remove_duplicate=False):
@@ -95,7 +96,7 @@ class _GraphEditor:
         self.region, self.graph, self.edits, self.layers = region, graph, edits, layers
         self.root, self.config, self.like = region.module, config, like
         self.nodes = {node.name: node for node in graph.nodes}
-        self.inserted = inserted  # by site and role, over both modes: where the module hangs
+        self.inserted = inserted  # by site and role, for both modes: the path of the module
 
     def edit(self) -> fx.Graph:
         for pool, conv in self.edits.pools.items():
@@ -120,7 +121,7 @@ class _GraphEditor:
             self._call_layer(self.nodes[name], layer)
         self._read_through_tickets()
         self._make_out_of_place()
-        for node in reversed(list(self.graph.nodes)):  # weights that a layer now reads itself
+        for node in reversed(list(self.graph.nodes)):  # weights that layers now read themselves
             if node.op == "get_attr" and not node.users:
                 self.graph.erase_node(node)
         self.graph.lint()
@@ -132,7 +133,7 @@ class _GraphEditor:
         self.graph.erase_node(node)
 
     def _read_through_tickets(self) -> None:
-        """`layer.weight` is computed now: fetch the layer and ask it, since fx would keep today's value as a buffer."""
+        """Read `layer.weight` at run time, since fx would store its current value as a buffer."""
         for node in list(self.graph.nodes):
             if node.op != "get_attr" or not node.users:
                 continue
@@ -148,7 +149,7 @@ class _GraphEditor:
             node.replace_all_uses_with(value)
 
     def _make_out_of_place(self) -> None:
-        """In-place operations on what Sign saved for backward would be an error; `x += y` becomes `x + y`."""
+        """Make in-place operations out of place: they would change what Sign has saved for backward."""
         swaps = {
             operator.iadd: operator.add,
             operator.imul: operator.mul,
@@ -163,11 +164,11 @@ class _GraphEditor:
                 and node.users
             ):
                 later = [user for user in node.args[0].users if user > node]
-                if not later:  # nobody waits for the old name to change
+                if not later:  # no later node reads the old value
                     node.target = node.target.removesuffix("_")
 
     def _move_pool(self, pool: fx.Node, conv: fx.Node) -> None:
-        """... conv -> (norm) -> activation -> pool -> ... becomes conv -> pool -> (norm) -> activation -> ..."""
+        """Turn conv → (norm) → activation → pool into conv → pool → (norm) → activation."""
         activation = pool.all_input_nodes[0]
         pool.replace_all_uses_with(activation)
         _hand_on_marks(pool, activation)
@@ -190,7 +191,7 @@ class _GraphEditor:
         self._replace(node, sign)
 
     def _hooked_identity(self, node: fx.Node) -> fx.Node:
-        """Where hooks wait for an activation that vanishes."""
+        """Keep the hooks of an activation that disappears."""
         with self.graph.inserting_before(node):
             identity = self._call(
                 f"{_site(node)}_hooked",
@@ -205,7 +206,7 @@ class _GraphEditor:
         return node.op == "call_module" and is_hooked(self.root.get_submodule(str(node.target)))
 
     def _hand_on_hooks(self, node: fx.Node, first: fx.Node, last: fx.Node) -> None:
-        """Hooks before an activation wait for the first module in its place, hooks behind it for the last."""
+        """Move pre-hooks of an activation to the first module in its place, hooks to the last."""
         module = self.root.get_submodule(str(node.target))
         copy_hooks_(module, self.root.get_submodule(str(first.target)), before=True, behind=False)
         copy_hooks_(module, self.root.get_submodule(str(last.target)), before=False, behind=True)
@@ -235,7 +236,7 @@ class _GraphEditor:
         return Sign(self.config.sign_width, self.config.quantizer)
 
     def _call(self, path: str, key: Any, module: nn.Module, value: fx.Node) -> fx.Node:
-        """A call of an inserted module: the one that the other mode's graph put at the same site, or this new one."""
+        """Call an inserted module: the other mode's at the same site if there is one, else `module`."""
         if key not in self.inserted:
             parent_path, _, name = path.replace("#", "_").rpartition(".")
             parent = self.root.get_submodule(parent_path)
@@ -247,7 +248,7 @@ class _GraphEditor:
         return self.graph.call_module(self.inserted[key], (value,))
 
     def _call_layer(self, node: fx.Node, layer: str) -> None:
-        """`F.linear(x, layer.weight, bias)` becomes `layer(x) + bias`: binarized input, gain on the output."""
+        """Turn `F.linear(x, layer.weight, bias)` into `layer(x) + bias`."""
         relative = layer.removeprefix(self.region.path + ".") if self.region.path else layer
         names = ("input", "weight", "bias")
         given = dict(zip(names, node.args[:3], strict=False)) | {
@@ -276,7 +277,7 @@ class _GraphEditor:
                     bias = self.graph.call_function(getattr, (fetched, "output_bias"))
                 name = getattr(
                     node.target, "__name__", ""
-                )  # fx can write names into its code, not functions
+                )  # fx can write names into its code, but not functions
                 call = self.graph.call_method(
                     "run", (fetched, name, given["input"], bias, *rest), options
                 )
@@ -302,7 +303,7 @@ def _spatial_dims(function: Any) -> int:
 
 
 def _hand_on_marks(node: fx.Node, other: fx.Node) -> None:
-    """Where a part of the original `forward` ended or began, as the trace marked it."""
+    """Move the marks of where a part of the original `forward` begins or ends."""
     for role in ("result_of", "input_of"):
         if role in node.meta:
             other.meta[role] = node.meta.pop(role)
@@ -313,7 +314,7 @@ def _site(node: fx.Node) -> str:
 
 
 def _replace_first_input(reader: fx.Node, value: fx.Node, signed: fx.Node) -> None:
-    """Only the layer's input: a value may enter the same call in another role as well."""
+    """Replace the layer's input only: the value may enter the same call in another role too."""
     if reader.args and reader.args[0] is value:
         reader.update_arg(0, signed)
     else:
@@ -322,13 +323,13 @@ def _replace_first_input(reader: fx.Node, value: fx.Node, signed: fx.Node) -> No
 
 
 def _split_fused_norms_(graphs: list[fx.Graph], root: nn.Module) -> None:
-    """Where a norm was traced apart from the activation inside it, the module keeps only the norm."""
+    """Drop the activation inside norms that were traced as two calls."""
     nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_module"]
     for norm in sorted({str(node.target) for node in nodes if node.meta.get("norm_only")}):
         module = root.get_submodule(norm)
         parent_path, _, name = norm.rpartition(".")
         last = (layer_registry.fused_activation(module) or [module])[-1]
-        if last is not module:  # hooks behind the module wait for its activation
+        if last is not module:  # forward hooks of the module belong to its activation
             copy_hooks_(module, last, before=False, behind=True)
             module._forward_hooks.clear()
         for part in ("act", "drop"):

@@ -1,7 +1,7 @@
-"""fx graphs as plain data that pickle can carry, and back.
+"""Convert fx graphs to plain data that can be pickled, and back.
 
-fx pickles a graph as Python code and traces that again on loading, which patches torch for a moment and does not know every
-function. Here a graph is its list of nodes; a function is the name that it can be imported by.
+fx pickles a graph as Python code and traces it again on loading. That patches torch temporarily
+and fails for some functions. Here a graph is its list of nodes, and a function is its import path.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _META = ("site", "key", "norm_only", "result_of", "input_of", "is_wrapped")
 
 @dataclass(frozen=True)
 class _Node:
-    """Stands for another node of the same graph in a node's arguments."""
+    """A reference to another node of the same graph."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class _Function:
-    """Stands for a function."""
+    """A reference to a function."""
 
     module: str
     name: str
@@ -42,7 +42,11 @@ class _Function:
 
 
 def to_state(graph: fx.Graph) -> dict[str, Any]:
-    """A graph as dictionaries, lists and names. Raises `CannotPickle` for a function that can't be imported by its name."""
+    """A graph as dictionaries, lists and names.
+
+    Raises:
+        CannotPickle: The graph calls a function that cannot be imported by its name.
+    """
     nodes = [
         {
             "op": node.op,
@@ -58,7 +62,7 @@ def to_state(graph: fx.Graph) -> dict[str, Any]:
 
 
 def from_state(state: dict[str, Any]) -> fx.Graph:
-    """The graph that `to_state` was given."""
+    """The graph from what `to_state` returned."""
     graph = fx.Graph()
     graph.set_codegen(state["codegen"])
     made: dict[str, fx.Node] = {}
@@ -86,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 def _function(function: Any) -> _Function:
-    """Where a function can be imported from."""
+    """The module and name that a function can be imported by."""
     qualified = _get_qualified_name(function)
     candidates = [
         tuple(qualified.rpartition(".")[::2]),

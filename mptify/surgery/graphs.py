@@ -1,4 +1,4 @@
-"""The module that a rewritten region becomes."""
+"""The module that replaces a region whose edges change."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ _HINTS = {
 
 
 class TicketGraph(fx.GraphModule):
-    """A region whose edges were changed: an fx GraphModule, with one graph per mode where `train()` and `eval()` differ.
+    """An fx GraphModule, with one graph per mode where `train()` and `eval()` differ.
 
-    It keeps what other code reads from the module it came from: plain attributes, what timm's optimizer factory asks for
-    (`no_weight_decay`, `group_matcher`), `get_classifier`, and `forward_features` and `forward_head` where `forward` is made of
-    them. Other methods of the original class raise `NotKept`, an `AttributeError` that says what to do instead.
+    It keeps what other code reads from the original module: plain attributes, the methods that
+    timm's optimizer factory calls (`no_weight_decay`, `group_matcher`), `get_classifier`, and
+    `forward_features` and `forward_head` where `forward` consists of them. Other methods of the
+    original class raise `NotKept`, an `AttributeError` that says what to do instead.
     """
 
-    _graphs: dict[bool, fx.Graph]  # by mode; False also serves for a mode that has none
+    _graphs: dict[
+        bool, fx.Graph
+    ]  # by training mode; the entry of False also serves a mode without one
     original_name: str
     original_module: str
     original_methods: frozenset[str]
@@ -53,11 +56,11 @@ class TicketGraph(fx.GraphModule):
     def of(
         cls, root: nn.Module, graphs: dict[bool, fx.Graph], dropped: Collection[str] = ()
     ) -> TicketGraph:
-        """The module that runs `graphs` on what `root` holds, without the parameters that are `dropped`."""
+        """Run `graphs` on the submodules of `root`, without its `dropped` parameters."""
         mode = root.training if root.training in graphs else False
         module = cls(root, graphs[mode], type(root).__name__)
         module._graphs = graphs
-        for graph in graphs.values():  # whatever only the other mode calls
+        for graph in graphs.values():  # what only the other mode calls
             for node in graph.nodes:
                 if node.op in ("call_module", "get_attr"):
                     _copy_into_(module, root, str(node.target))
@@ -66,7 +69,7 @@ class TicketGraph(fx.GraphModule):
             *root.named_buffers(remove_duplicate=False),
         ]:
             if path not in dropped:
-                _copy_into_(module, root, path)  # and what neither of them uses
+                _copy_into_(module, root, path)  # what neither mode uses
         for name, value in root.__dict__.items():
             if not name.startswith("_") and name != "training" and not hasattr(module, name):
                 setattr(module, name, value)
@@ -85,7 +88,7 @@ class TicketGraph(fx.GraphModule):
         return module
 
     def keep_answers_(self, answers: dict[str, Any]) -> None:
-        """Answer as the original model did when asked for its classifier or for parameter groups: the names are the same."""
+        """Keep the original model's answers about its classifier and its parameter groups."""
         self.classifier_paths = answers.pop("get_classifier", ())
         for coarse, matcher in answers.get("group_matcher", {}).items():
             if callable(matcher):
@@ -111,7 +114,7 @@ class TicketGraph(fx.GraphModule):
         return graphs.get(mode, graphs.get(False))
 
     def output_layers(self) -> set[str]:
-        """The ticket layers whose outputs reach the network's own with no other ticket layer between, in any mode."""
+        """The ticket layers whose outputs reach the network's output without another ticket layer."""
         found, seen = set(), set()
         waiting = [
             node for graph in self._graphs.values() for node in graph.nodes if node.op == "output"
@@ -156,7 +159,7 @@ class TicketGraph(fx.GraphModule):
         return found[0] if len(found) == 1 else None
 
     def _run_features(self, x: Any) -> Any:
-        """The part of `forward` before the head, of which it is the one argument."""
+        """The part of `forward` before the head."""
         end = self._marked("result_of", FEATURES)
         assert end is not None
         inputs = [node for node in end.graph.nodes if node.op == "placeholder"]
@@ -164,10 +167,10 @@ class TicketGraph(fx.GraphModule):
         return self._run_between(given, end)
 
     def _run_head(self, x: Any, pre_logits: bool = False) -> Any:
-        """The rest of `forward`."""
+        """The part of `forward` after the features."""
         if pre_logits:
             raise NotKept(
-                f"{self.original_name}.forward_head runs with pre_logits=False only: its graph was traced so."
+                f"{self.original_name}.forward_head runs with pre_logits=False only, as its graph was traced."
             )
         start = self._marked("input_of", HEAD)
         assert start is not None
@@ -195,7 +198,7 @@ class TicketGraph(fx.GraphModule):
     # -- copies --------------------------------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
-        """Everything but the graphs and what fx makes of them."""
+        """The state without the graphs and the code that fx generates."""
         return {name: value for name, value in self.__dict__.items() if name not in _FX_STATE}
 
     def __deepcopy__(self, memo: Any) -> TicketGraph:
@@ -234,7 +237,7 @@ def _empty_graph(name: str) -> TicketGraph:
 
 
 def _methods_of(original: type) -> frozenset[str]:
-    """The public methods that a class has beside those of every graph."""
+    """The public methods of a class that graph modules lack."""
     own = {
         name
         for name in dir(original)
@@ -244,7 +247,7 @@ def _methods_of(original: type) -> frozenset[str]:
 
 
 def answers_of(model: nn.Module) -> dict[str, Any]:
-    """What timm's optimizer factory asks a model, by method name and, for `group_matcher`, by its argument."""
+    """What the model answers to timm's optimizer factory, by method and argument."""
     answers: dict[str, Any] = {}
     for name in ("no_weight_decay", "no_weight_decay_keywords"):
         if callable(getattr(model, name, None)):
@@ -269,7 +272,7 @@ def _get_classifier(self: TicketGraph) -> Any:
 
 @dataclass(frozen=True)
 class _GroupOf:
-    """A `group_matcher` that is a function, as what it says of each parameter: pickle can't carry a local function."""
+    """The answers of a `group_matcher` function, since local functions can't be pickled."""
 
     groups: dict[str, Any]
 
@@ -284,13 +287,13 @@ def _answer(answers: dict[Any, Any], coarse: Any = None) -> Any:
 
 
 def expect_default(value: Any, default: Any, name: str) -> None:
-    """Raise unless an optional argument was left at the value that the graph was traced with."""
-    if isinstance(value, fx.Proxy):  # somebody traces the graph again
+    """Raise unless an optional argument has the value that the graph was traced with."""
+    if isinstance(value, fx.Proxy):  # the graph is being traced again
         value.tracer.create_proxy("call_function", expect_default, (value, default, name), {})
         return
     if value is not default and value != default:
         raise MptifyError(
-            f"With changed edges this network runs with {name!r} at its default, {default!r}, only; it was traced so."
+            f"With changed edges this network runs with {name!r} at its default, {default!r}, only, as it was traced."
         )
 
 
@@ -319,7 +322,7 @@ def _pairs(module: nn.Module, root: nn.Module) -> Iterator[tuple[nn.Module, nn.M
 
 
 def _order_like_(store: dict[str, Any], other: Collection[str]) -> None:
-    """fx adds what a graph uses in the order of its use; a tensor with two names is known by the first in the original's order."""
+    """Restore the order of the original's modules, by which shared tensors get their names."""
     for name in [
         *(name for name in other if name in store),
         *(name for name in store if name not in other),

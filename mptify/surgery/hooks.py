@@ -11,13 +11,13 @@ _BEHIND = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_alway
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody waits for this very module to be called."""
+    """Whether the module has forward hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def copy_hooks_(
     source: nn.Module, target: nn.Module, *, before: bool = True, behind: bool = True
 ) -> None:
-    """Register the hooks of `source` with `target` too."""
+    """Register the hooks of `source` on `target`."""
     for name in (*(_BEFORE if before else ()), *(_BEHIND if behind else ())):
         getattr(target, name).update(getattr(source, name))

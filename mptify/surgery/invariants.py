@@ -1,6 +1,18 @@
-"""The invariants of the design (section 4), checked on a ticket model from the outside.
+"""The invariants of every ticket model, checked from the outside.
 
-Nothing here asks the plan: graphs are walked and forward passes watched on their own account.
+- I1: With few-bit activations, the input of every ticket layer that is not exempt holds only its
+  quantizer's levels.
+- I2: Every quantizer that replaced an activation is fed by a batch-normalised value.
+- I3: The null surgery (`bits="32/32", prune=0, init="keep", bias="learn"`) is the identity, in
+  `eval()` and in `train()`.
+- I4: Only what the config names requires grad, and one backward pass gives the scores of every
+  layer a finite, non-zero gradient.
+- I5: Every conv and linear weight is converted, or listed with a reason.
+- I6: `deepcopy`, `state_dict`, `torch.compile`, `torch.export`, autocast, channels_last and DDP
+  work on the result; so do the attributes that a training script reads from a timm model.
+
+I3 and I6 are checked by the tests and by `mptify zoo`. The checks here do not use the plan's
+decisions: they analyze graphs and observe forward passes themselves.
 """
 
 from __future__ import annotations
@@ -42,7 +54,7 @@ _TRANSPARENT_MODULES = (
 
 
 def unnormalised_signs(model: nn.Module) -> list[str]:
-    """I2: the signs that are fed by something else than a batch-normalised value."""
+    """I2: the signs that are not fed by a batch-normalised value."""
     bad = []
     in_graphs: set[int] = set()
     for path, part in model.named_modules():
@@ -73,7 +85,7 @@ def _is_batchnorm(module: Any) -> bool:
 
 
 def _normalised(node: fx.Node, root: nn.Module) -> bool:
-    """Whether the ways up from `node`, through sums, pools and reshapes, end at BatchNorms and signs, and one at a BatchNorm."""
+    """Whether `node` is a sum, pool or reshape of BatchNorms and signs, with at least one BatchNorm."""
     ends = _ends_above(node, root)
     return "other" not in ends and "batchnorm" in ends
 
@@ -99,7 +111,7 @@ def _ends_above(node: fx.Node, root: nn.Module) -> set[str]:
 
 
 def _is_value(node: fx.Node) -> bool:
-    """Not a size or another number on the side."""
+    """Whether a node is a tensor of activations rather than a size or another number."""
     return not (
         _name(node) in ("size", "shape", "floordiv", "getattr", "mul", "sub", "dim", "len")
         or _of_shape(node)
@@ -208,12 +220,12 @@ def real_inputs(model: nn.Module, run: Callable[[], Any]) -> tuple[set[str], set
 
 
 def lost_layers(model: nn.Module) -> list[str]:
-    """I5: planned layers that are not there."""
+    """I5: planned layers that are missing."""
     return sorted({layer.name for layer in plan_of(model).layers} - set(ticket_layers(model)))
 
 
 def wrongly_trainable(model: nn.Module) -> list[str]:
-    """I4, first half: parameters that require grad against the config, or don't although it names them."""
+    """I4, first half: parameters that require grad contrary to the config, or wrongly do not."""
     plan = plan_of(model)
     config = plan.config
     wanted = {
@@ -234,7 +246,7 @@ def wrongly_trainable(model: nn.Module) -> list[str]:
 
 
 def bad_gradients(model: nn.Module) -> dict[str, str]:
-    """I4, second half: the layers whose scores have no gradient, a zero one, or one that isn't finite."""
+    """I4, second half: layers whose scores have no gradient, a zero one, or one that isn't finite."""
     bad = {}
     for name, module in model.named_modules():
         if isinstance(module, Ticketed):

@@ -1,11 +1,4 @@
-"""What mptify knows about single modules: which hold weights, and which functions are activations.
-
-`register` teaches it a layer of a user's own:
-
-    @mptify.register(MyDense)
-    def describe(layer):
-        return mptify.Handler(weight="kernel", inputs=layer.width_in, outputs=layer.width_out, axis=-1)
-"""
+"""The layer registry: how modules hold their weights, and which modules are activations."""
 
 from __future__ import annotations
 
@@ -31,10 +24,21 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Handler:
-    """How one layer holds its weights.
+    """How a layer holds its weight.
 
-    `weight` and `bias` are attribute names; `inputs` and `outputs` count channels, which lie along `axis` (1 as in a
-    conv, -1 as in a linear layer); `fan_in` is how many weights meet in one output.
+    Attributes:
+        weight: The name of its weight.
+        bias: The name of its bias.
+        inputs: How many input channels it has.
+        outputs: How many output channels it has.
+        axis: The dimension of the channels: 1 as in a conv, -1 as in a linear layer.
+        fan_in: How many weights contribute to one output.
+        kind: What plans and summaries call it.
+        depthwise: Whether it is a depthwise conv.
+        compute_weight: Computes the weight from the layer, where it is not simply the parameter.
+        as_type: The class that the ticket layer inherits from, where it is not the layer's own.
+        drop: Attributes that `compute_weight` makes superfluous.
+        linear_in_weight: Whether scaling the weight scales the layer's output.
     """
 
     weight: str = "weight"
@@ -45,17 +49,13 @@ class Handler:
     fan_in: int = 0
     kind: str = ""
     depthwise: bool = False
-    compute_weight: Callable[[nn.Module], Tensor] | None = (
-        None  # the weight computed with, where not simply the parameter
-    )
-    as_type: type | None = (
-        None  # the class that the ticket inherits from, where not the layer's own
-    )
-    drop: tuple[str, ...] = ()  # attributes that `compute_weight` has absorbed
+    compute_weight: Callable[[nn.Module], Tensor] | None = None
+    as_type: type | None = None
+    drop: tuple[str, ...] = ()
     linear_in_weight: bool = False
 
     def convert(self, layer: nn.Module, config: TicketConfig, name: str) -> nn.Module:
-        """The ticket layer that stands in for `layer`."""
+        """The ticket layer that replaces `layer`."""
         cls = ticket_class(self.as_type or type(layer), self.weight)
         weight = self.compute_weight(layer).detach() if self.compute_weight else None
         ticket = cls.from_layer(
@@ -101,7 +101,21 @@ _REGISTERED: dict[type | str, Describe] = {}
 
 
 def register(layer_type: type | str) -> Callable[[D], D]:
-    """Teach mptify a layer class (or its dotted name, for one that should not be imported yet)."""
+    """A decorator that registers the handler of a layer class.
+
+    Args:
+        layer_type: The class, or its dotted name if it should not be imported yet.
+
+    Raises:
+        BadConfig: It is neither.
+
+    Example:
+        @mptify.register(Dense)
+        def describe(layer):
+            return mptify.Handler(
+                weight="kernel", inputs=layer.width_in, outputs=layer.width_out, axis=-1
+            )
+    """
     if not isinstance(layer_type, (type, str)):
         raise BadConfig(
             f"register: a layer class or its dotted name is needed, not {shown(layer_type)}."
@@ -144,7 +158,7 @@ def _described(module: nn.Module) -> Handler | CompositeHandler | None:
 
 
 def check_convertible(name: str, module: nn.Module) -> None:
-    """Raise for layers whose weights can't be replaced: quantized to integers, or not yet made."""
+    """Raise for layers whose weights are quantized to integers, or not initialized yet."""
     quantized = type(module).__module__.startswith(
         ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
     )
@@ -167,7 +181,7 @@ def check_convertible(name: str, module: nn.Module) -> None:
 def _conv(layer: Any) -> Handler:
     reach = math.prod(layer.kernel_size)
     fan_in = layer.in_channels // layer.groups * reach
-    if layer.transposed:  # a stride of s leaves each output only every s-th tap
+    if layer.transposed:  # with stride s, only every s-th tap contributes to an output
         fan_in = max(1, fan_in // math.prod(layer.stride))
     return Handler(
         inputs=layer.in_channels,
@@ -199,7 +213,7 @@ def _linear(layer: Any) -> Handler:
 @register("timm.layers.std_conv.ScaledStdConv2d")
 @register("timm.layers.std_conv.ScaledStdConv2dSame")
 def _standardized_conv(layer: Any) -> Handler:
-    """A ticket's weights are binary, not standardized: what the layer computed with becomes the weight itself."""
+    """The standardized weight becomes the weight itself, since a ticket's weights are binary."""
     from timm.layers import Conv2dSame
 
     same = getattr(layer, "same_pad", False)
@@ -219,7 +233,7 @@ def _standardized(layer: Any) -> Tensor:
 
 @register("timm.layers.cond_conv2d.CondConv2d")
 def _mixed_conv(layer: Any) -> Handler:
-    """Several convs' weights, one to a row, which each sample mixes for itself; the ticket covers them all."""
+    """Weights of several convs, one per row, which each sample mixes; the ticket covers all."""
     return Handler(
         inputs=layer.in_channels,
         outputs=layer.out_channels,
@@ -253,17 +267,17 @@ _ACTIVATIONS = {
 
 
 def is_activation(module: nn.Module) -> bool:
-    """A ReLU-like nonlinearity, whichever library it comes from; never a gate (sigmoid, hardsigmoid, softmax)."""
+    """Whether a module is a ReLU-like nonlinearity; gates (sigmoid, softmax) are not."""
     return _squeezed(type(module).__name__.removesuffix("Me")) in _ACTIVATIONS
 
 
 def is_activation_function(target: Any) -> bool:
-    """The same for a function or the name of a tensor method."""
+    """Whether a function, or a tensor method of this name, is a ReLU-like nonlinearity."""
     return _squeezed(target_name(target).removesuffix("_me")) in _ACTIVATIONS
 
 
 def target_name(target: Any) -> str:
-    """What a node of a graph calls, by name: a method, a module or a function."""
+    """The name of what a graph node calls: a method, a module or a function."""
     return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
@@ -272,7 +286,7 @@ def _squeezed(name: str) -> str:
 
 
 def fused_activation(module: nn.Module) -> list[nn.Module] | None:
-    """What a norm of timm's norm_act family runs behind the norm, where that holds an activation."""
+    """The modules that a norm of timm's norm_act family runs after the norm, if one is an activation."""
     if type(module).__module__ != "timm.layers.norm_act":
         return None
     act = getattr(module, "act", None)
@@ -283,7 +297,7 @@ def fused_activation(module: nn.Module) -> list[nn.Module] | None:
 
 
 def without_activation(module: nn.Module) -> nn.Module:
-    """The norm alone: the same module with its activation switched off."""
+    """Turn off the activation of a norm, in place; return the norm."""
     module.act = torch.nn.Identity()
     module.drop = torch.nn.Identity()
     return module

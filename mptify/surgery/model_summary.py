@@ -1,4 +1,4 @@
-"""What was done to a model, as plain data, with a rich table on top."""
+"""The summary of a ticket model: plain data that rich prints as tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A ticket model in numbers. Weights are conv and linear weights; bytes are what a file would take."""
+    """A ticket model in numbers.
+
+    Weights are conv and linear weights. Bytes are those of a ticket file.
+    """
 
     bits: str
     prune: float
@@ -56,7 +59,7 @@ class Summary:
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as dictionaries and lists."""
+        """The summary as dictionaries and lists."""
         return asdict(self)
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Group]:
@@ -64,7 +67,17 @@ class Summary:
 
 
 def summary(model: nn.Module) -> Summary:
-    """Describe a ticket model: plain data, which `rich.print` shows as tables."""
+    """Summarize a ticket model.
+
+    Args:
+        model: A ticket model.
+
+    Returns:
+        Plain data, which `rich.print` shows as tables.
+
+    Example:
+        rich.print(mptify.summary(mptify.transform("resnet18", prune=0.8)))
+    """
     plan = plan_of(model)
     live = ticket_layers(model)
     layers = []
@@ -95,7 +108,7 @@ def summary(model: nn.Module) -> Summary:
     mask_bits = sum(mask_entropy(layer.count, layer.kept) for layer in own)
     if (
         plan.config.init == "keep"
-    ):  # no seed brings these back: the survivors' signs, or their values
+    ):  # the seed does not determine these: the survivors' signs, or their values
         mask_bits += plan.config.weight_bits * sum(layer.kept for layer in own)
     return Summary(
         bits=plan.config.bits,
@@ -127,7 +140,7 @@ def _trainable(model: nn.Module) -> dict[str, int]:
 
 
 def _stored_floats(model: nn.Module) -> int:
-    """Numbers that a file must hold besides masks and gains: statistics of norms, and whatever is learned."""
+    """Numbers that a file holds besides masks and gains: statistics of norms, and learned ones."""
     kinds = parameter_kinds(model)
     learned = sum(
         p.numel()
@@ -144,14 +157,14 @@ def _stored_floats(model: nn.Module) -> int:
 
 
 def tables(summary: Summary, width: int) -> Group:
-    """One line per layer, then the totals, then what to think about."""
+    """One line per layer, then totals and warnings."""
     parts: list[Any] = [_layer_table(summary, width), _totals(summary)]
     parts += [Text(f"! {warning}", style="yellow") for warning in summary.warnings]
     return Group(*parts)
 
 
 def columns_for(width: int, columns: Sequence[str], least: Mapping[str, int]) -> list[str]:
-    """The columns of a table that there is room for: without those that say the `least` width at which they are shown, and lack it."""
+    """The columns that fit the width; a column may have a `least` width at which it is shown."""
     return [column for column in columns if width >= least.get(column, 0)]
 
 

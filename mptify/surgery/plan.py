@@ -1,4 +1,4 @@
-"""A Plan: plain data that says what will be cut, where, and what is left alone."""
+"""The plan of a surgery, as plain data: what changes, where, and what stays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LayerInput(Enum):
 
 
 class Reason(Enum):
-    """Why a weight stays dense; a placeholder is filled by `LeftLayer.detail`."""
+    """Why a weight stays dense; `Obstacle.detail` fills the placeholder."""
 
     NOT_INCLUDED = "asked: not included"
     EXCLUDED = "asked: excluded"
@@ -60,7 +60,7 @@ class Reason(Enum):
 
     @property
     def is_asked(self) -> bool:
-        """Whether the settings ask for it."""
+        """Whether the settings request it."""
         return self in (
             Reason.NOT_INCLUDED,
             Reason.EXCLUDED,
@@ -128,7 +128,7 @@ class LeftLayer:
 
 @dataclass(frozen=True)
 class NormBefore:
-    """A BatchNorm to insert: over `channels` along `axis`, or over everything where the channels can't be told."""
+    """A BatchNorm to insert: over `channels` along `axis`, or over all values if unknown."""
 
     channels: int | None
     axis: int = 1
@@ -136,12 +136,12 @@ class NormBefore:
 
 @dataclass
 class RegionEdits:
-    """What changes in one graph of a region, by node name."""
+    """The changes to one graph of a region, by node name."""
 
     signs: dict[str, NormBefore | None] = field(
         default_factory=dict
     )  # activation -> the norm it needs
-    vanished: list[str] = field(default_factory=list)  # activations behind a real-valued shortcut
+    vanished: list[str] = field(default_factory=list)  # activations after a real-valued shortcut
     norms: dict[str, NormBefore] = field(
         default_factory=dict
     )  # bn="insert": activation -> norm before it
@@ -151,10 +151,10 @@ class RegionEdits:
     readers: dict[str, list[str]] = field(
         default_factory=dict
     )  # value -> the layer calls that read its sign
-    pools: dict[str, str] = field(default_factory=dict)  # max-pool -> the conv it moves behind
+    pools: dict[str, str] = field(default_factory=dict)  # max-pool -> the conv it moves after
     calls: dict[str, str] = field(
         default_factory=dict
-    )  # functional call -> the layer that takes it over
+    )  # functional call -> the layer that replaces it
 
     def __bool__(self) -> bool:
         return any((self.signs, self.vanished, self.norms, self.edges, self.pools, self.calls))
@@ -162,7 +162,7 @@ class RegionEdits:
 
 @dataclass
 class Plan:
-    """Everything `rewrite` will do, as data."""
+    """What `transform` does to a network."""
 
     config: TicketConfig
     layers: list[PlannedLayer]
@@ -173,17 +173,17 @@ class Plan:
     late_signs: list[str]
     tables: tuple[
         tuple[str, tuple[int, ...]], ...
-    ] = ()  # parameters that values are not multiplied with: positions, tokens
-    dropped: tuple[str, ...] = ()  # parameters of activations that signs take the place of
+    ] = ()  # parameters that do not multiply values: positions, tokens
+    dropped: tuple[str, ...] = ()  # parameters of activations that signs replace
     architecture: Architecture | None = None  # the name that the network was built by, if known
     structure: str = ""  # the network's digest, where its name was recognized rather than given
     held: tuple[
         str, ...
-    ] = ()  # parameters that the caller had frozen: where no ticket covers them, they stay so
+    ] = ()  # parameters that were frozen, and stay so unless a ticket covers them
 
     @property
     def converted(self) -> int:
-        """How many weights become part of the ticket; tied weights count once."""
+        """How many weights are converted; tied weights count once."""
         return sum(layer.count for layer in self.layers if not layer.tied_to)
 
     @property
@@ -193,7 +193,7 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """What looks unwise."""
+        """What looks unwise, one sentence each."""
         notes = []
         depthwise = [layer.name for layer in self.layers if layer.depthwise]
         if self.config.activation_bits == 1 and depthwise:
@@ -216,8 +216,8 @@ class Plan:
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """The plan that a ticket model was made by."""
+    """The plan by which a ticket model was made."""
     plan: Plan | None = getattr(model, "ticket_plan", None)
     if plan is None:
-        raise MptifyError("This is no ticket model; mptify.transform(model) makes one of it.")
+        raise MptifyError("This is not a ticket model; mptify.transform(model) makes one.")
     return plan

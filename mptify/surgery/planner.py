@@ -1,11 +1,12 @@
-"""From regions and a config to a Plan.
+"""Make a plan from the regions of a network and a config.
 
-The rules for 1-bit activations (design, section 4), decided per traced graph from what is known of each value:
+With 1-bit activations, the dataflow of each traced graph decides:
 
-1. each activation becomes a Sign, with a BatchNorm before it unless its input is already normalised;
-2. each ticket layer whose input is still not ±1 gets BatchNorm -> Sign on that edge, shared by all who read the same value;
-3. a max-pool after an activation moves up to right behind its conv;
-4. pixels, and pooled features on their way into the classifier, stay real.
+1. Each activation becomes a Sign, with a BatchNorm before it unless its input is normalised.
+2. Each ticket layer whose input is still not ±1 gets BatchNorm → Sign on that edge. Layers that
+   read the same value share one.
+3. A max-pool after an activation moves up to right after the conv.
+4. Pixels, and pooled features that enter the classifier, stay real.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mptify.nn.layers import Ticketed
 from mptify.nn.quantizing_weight import CONTRACTIONS
 from mptify.nn.topk import kept_count
 from mptify.surgery import layer_registry
-from mptify.surgery.dataflow import Fact, argument, node_kind, walk
+from mptify.surgery.dataflow import ValueInfo, analyze, argument, node_kind
 from mptify.surgery.hooks import is_hooked
 from mptify.surgery.plan import (
     LayerInput,
@@ -46,13 +47,20 @@ __all__ = ["make_plan"]
 
 
 def make_plan(traced: Traced, config: TicketConfig, *, needs_layers: bool = True) -> Plan:
-    """Decide everything, change nothing."""
+    """Decide what the surgery does, without changing the network.
+
+    Raises:
+        BadConfig: A pattern matches no layer.
+        CannotConvert: The network is a ticket model already.
+        LeftDense: With `strict`, a weight cannot be converted.
+        NothingToConvert: There is no weight to convert, unless not `needs_layers`.
+    """
     return _Planner(traced, config).plan(needs_layers)
 
 
 @dataclass
 class _Read:
-    """One place where a graph uses a layer's weight: on which value, by which node."""
+    """One use of a layer's weight in a graph: the node that uses it, and the value it multiplies."""
 
     node: fx.Node
     layer: str
@@ -69,15 +77,15 @@ class _Planner:
         self.signs = config.activation_bits == 1
         if any(isinstance(module, Ticketed) for module in self.model.modules()):
             raise CannotConvert(
-                "This is a ticket model already; convert the network that it was made of."
+                "This is already a ticket model; convert the network that it was made from."
             )
         self.found = dict(weights_of(traced))
         if not self.found:
             raise NothingToConvert(
-                "The model has no conv or linear weight, so there is nothing to make a ticket of."
+                "The model has no conv or linear weight, so there is nothing to convert."
             )
         self.others = list(other_parameters(traced, self.found.values()))
-        self.obstacles = self._shared_elsewhere() | self._used_oddly()
+        self.obstacles = self._shared_elsewhere() | self._used_otherwise()
         self.inputs: dict[str, LayerInput] = {}
         self.reached: set[str] = set()
         self.quantizes_input: set[str] = set()
@@ -96,7 +104,7 @@ class _Planner:
         edits = {}
         for region in self.traced.regions:
             if region.is_layer:
-                self._lone(region, reasons)
+                self._untraced_layer(region, reasons)
             else:
                 edits[region.path] = {
                     mode: self._graph(region, graph, reasons)
@@ -108,10 +116,10 @@ class _Planner:
             raise NothingToConvert(
                 f"Nothing is left to convert: {left[0].name} and {len(left) - 1} more stay dense ({left[0].reason})."
             )
-        unwilling = [one for one in left if not one.obstacle.reason.is_asked]
-        if self.config.strict and unwilling:
+        unasked = [one for one in left if not one.obstacle.reason.is_asked]
+        if self.config.strict and unasked:
             raise LeftDense(
-                f"{unwilling[0].name} would stay dense ({unwilling[0].reason}), and {len(unwilling) - 1} more; strict=False lets them."
+                f"{unasked[0].name} would stay dense ({unasked[0].reason}), and {len(unasked) - 1} more; strict=False allows it."
             )
         held = tuple(
             name for name, parameter in self.model.named_parameters() if not parameter.requires_grad
@@ -151,15 +159,15 @@ class _Planner:
                     )
 
     def _find_ends(self) -> None:
-        """Which layers read pixels, and which come last."""
+        """Find the layers that read pixels, and those that come last."""
         for region in self.traced.regions:
             for graph in region.graphs.values():
-                facts = walk(graph, region.module, region.path == "", signs=False)
+                infos = analyze(graph, region.module, region.path == "", signs=False)
                 reads = list(self._reads(region, graph))
                 ends = _downstream_free([read.node for read in reads])
                 for read in reads:
                     if (
-                        read.value is not None and facts[read.value].pixels
+                        read.value is not None and infos[read.value].pixels
                     ) or self._looks_like_pixels(region, read):
                         self.pixel_readers.add(read.layer)
                     if region.path == "" and read.node in ends:
@@ -171,7 +179,10 @@ class _Planner:
             self.last = [list(self.found)[-1]]
 
     def _looks_like_pixels(self, region: Region, read: _Read) -> bool:
-        """In a part of an untraced model: the model's first layer, or a conv on as few channels, fed by the part's input."""
+        """Whether a region of an untraced model feeds its input to what seems to be a first layer.
+
+        That is the model's first layer, or a conv with equally few input channels.
+        """
         if region.path == "" or read.value is None or read.value.op != "placeholder":
             return False
         first = next(iter(self.found))
@@ -202,7 +213,7 @@ class _Planner:
         return reasons
 
     def _shared_elsewhere(self) -> dict[str, Obstacle]:
-        """Weights that hang somewhere else too, where no layer is: an embedding can't look up words in a ticket."""
+        """Weights shared with modules that are no layers, such as an embedding, which reads rows."""
         slots = {
             (weight.owner if weight.functional else name, weight.attribute)
             for name, weight in self.found.items()
@@ -221,8 +232,8 @@ class _Planner:
         found = ((name, elsewhere.get(id(weight.tensor))) for name, weight in self.found.items())
         return {name: Obstacle(Reason.SHARED, other) for name, other in found if other is not None}
 
-    def _used_oddly(self) -> dict[str, Obstacle]:
-        """Layers whose weight or bias a graph uses in a way that a ticket can't stand in for."""
+    def _used_otherwise(self) -> dict[str, Obstacle]:
+        """Layers whose weight or bias a graph uses in a way that a ticket layer does not support."""
         odd: dict[str, Obstacle] = {}
         gone = self.signs or self.config.bias == "drop"  # whether `layer.bias` will be None
         for region in self.traced.regions:
@@ -246,7 +257,7 @@ class _Planner:
                         reader is not None
                         and self.signs
                         and not known
-                        and not _only_looks(user)
+                        and not _reads_metadata(user)
                         and user.op != "output"
                     ):
                         odd[reader] = Obstacle(
@@ -296,7 +307,7 @@ class _Planner:
 
     # -- layers called from code that can't be traced --------------------------------------------------------------------
 
-    def _lone(self, region: Region, reasons: dict[str, Obstacle]) -> None:
+    def _untraced_layer(self, region: Region, reasons: dict[str, Obstacle]) -> None:
         inside = [
             name
             for name in self.found
@@ -325,7 +336,7 @@ class _Planner:
             for graph in region.graphs.values():
                 nodes = [node for node in graph.nodes if node.op == "call_module"]
                 calls += [n for n in nodes if region.module.get_submodule(n.target) is composite]
-        if not calls:  # they can't be traced; torch's own are known
+        if not calls:  # no caller could be traced; torch's own encoder is known
             parts = self.model.modules()
             encoders = [part for part in parts if isinstance(part, nn.TransformerEncoderLayer)]
             return any(encoder.self_attn is composite for encoder in encoders)
@@ -338,7 +349,7 @@ class _Planner:
         return callable(getter) and getter() is module
 
     def _may_come_last(self, layer: str) -> bool:
-        """In a network that can't be traced whole: its last layer, or what it calls its classifier."""
+        """Whether a layer may be the last of a network that is traced in parts."""
         weight = self.found[layer]
         return layer in self.last or self._is_classifier(
             self.model.get_submodule(weight.owner if weight.functional else layer)
@@ -363,7 +374,7 @@ class _Planner:
     # -- one graph -----------------------------------------------------------------------------------------------------
 
     def _reads(self, region: Region, graph: fx.Graph) -> Iterator[_Read]:
-        """Every use of a ticketable weight in the graph."""
+        """Every use of a weight in the graph."""
         for node in graph.nodes:
             if node.op == "call_module":
                 name = join(region.path, self._canonical(region, node.target))
@@ -392,7 +403,7 @@ class _Planner:
                             weight.inputs,
                             functional=True,
                         )
-                    elif user.op != "output" and not _only_looks(user):
+                    elif user.op != "output" and not _reads_metadata(user):
                         yield _Read(user, owner, None, weight.axis, weight.inputs, functional=True)
 
     def _canonical(self, region: Region, target: Any) -> str:
@@ -428,24 +439,24 @@ class _Planner:
         }
         activations = [node for node in graph.nodes if kinds[node] == "activation"]
         if not self.signs:
-            facts = walk(graph, region.module, region.path == "", signs=False)
+            infos = analyze(graph, region.module, region.path == "", signs=False)
             for node in activations:
-                if not facts[_input(node)].normalised:
-                    edits.norms[node.name] = _norm_for(facts[_input(node)], node, kinds, region)
+                if not infos[_input(node)].normalised:
+                    edits.norms[node.name] = _norm_for(infos[_input(node)], node, kinds, region)
             self._move_pools(edits, graph, kinds, set(edits.norms), region)
             return edits
-        summed = walk(graph, region.module, region.path == "", signs=True)
+        summed = analyze(graph, region.module, region.path == "", signs=True)
         vanished = {
             node
             for node in activations
             if self.config.residual == "real" and summed[_input(node)].summed
         }
         edits.vanished = [node.name for node in graph.nodes if node in vanished]
-        facts = walk(graph, region.module, region.path == "", signs=True, passing=vanished)
+        infos = analyze(graph, region.module, region.path == "", signs=True, passing=vanished)
         for node in activations:
             self.dropped |= dict.fromkeys(_own_parameters(node, region))
             if node not in vanished:
-                value = facts[_input(node)]
+                value = infos[_input(node)]
                 edits.signs[node.name] = (
                     None if value.normalised else _norm_for(value, node, kinds, region)
                 )
@@ -456,7 +467,7 @@ class _Planner:
             )
             self.late_signs.update(join(region.path, node.meta["site"]) for node in late)
         self._move_pools(edits, graph, kinds, set(edits.signs), region)
-        self._binarize_reads(edits, region, reads, facts, reasons)
+        self._binarize_reads(edits, region, reads, infos, reasons)
         return edits
 
     def _binarize_reads(
@@ -464,7 +475,7 @@ class _Planner:
         edits: RegionEdits,
         region: Region,
         reads: list[_Read],
-        facts: dict[fx.Node, Fact],
+        infos: dict[fx.Node, ValueInfo],
         reasons: dict[str, Obstacle],
     ) -> None:
         ends = _downstream_free([read.node for read in reads])
@@ -478,25 +489,25 @@ class _Planner:
                 continue
             if read.functional:
                 edits.calls[read.node.name] = read.layer
-            fact = facts[read.value]
+            info = infos[read.value]
             if self.found[read.layer].arguments:
                 continue
             if read.layer in self.pixel_readers:
                 self.inputs[read.layer] = LayerInput.PIXELS
-            elif fact.binary:
+            elif info.binary:
                 self.inputs.setdefault(read.layer, LayerInput.BINARY)
             elif (
-                fact.pooled
+                info.pooled
                 and read.node in ends
                 and (region.path == "" or self._may_come_last(read.layer))
             ):
                 self.inputs[read.layer] = LayerInput.POOLED
             else:
-                norm = None if fact.normalised else NormBefore(read.channels, read.axis)
+                norm = None if info.normalised else NormBefore(read.channels, read.axis)
                 edits.edges.setdefault(read.value.name, norm)
                 edits.readers.setdefault(read.value.name, []).append(read.node.name)
                 self.inputs[read.layer] = (
-                    LayerInput.SIGN if fact.normalised else LayerInput.NORM_SIGN
+                    LayerInput.SIGN if info.normalised else LayerInput.NORM_SIGN
                 )
 
     def _move_pools(
@@ -517,7 +528,7 @@ class _Planner:
                 continue
             if any(
                 _has_hooks(one, region) for one in (node, activation)
-            ):  # they wait for values of a certain size
+            ):  # hooks expect values of the original size
                 continue
             if activation is None or activation.name not in changed or len(activation.users) > 1:
                 continue
@@ -530,11 +541,13 @@ class _Planner:
                     edits.pools[node.name] = above.name
 
 
-def _norm_for(fact: Fact, node: fx.Node, kinds: dict[fx.Node, str], region: Region) -> NormBefore:
-    if fact.channels is not None and fact.axis in (1, -1):
-        return NormBefore(fact.channels, fact.axis)
+def _norm_for(
+    info: ValueInfo, node: fx.Node, kinds: dict[fx.Node, str], region: Region
+) -> NormBefore:
+    if info.channels is not None and info.axis in (1, -1):
+        return NormBefore(info.channels, info.axis)
     reader: fx.Node | None = (
-        node  # or what the next layer expects, if nothing on the way moves the channels
+        node  # else take what the next layer expects, if nothing in between moves the channels
     )
     while reader is not None and len(reader.users) == 1:
         reader = next(iter(reader.users))
@@ -556,7 +569,7 @@ def _has_hooks(node: fx.Node | None, region: Region) -> bool:
 
 
 def _own_parameters(activation: fx.Node, region: Region) -> list[str]:
-    """What an activation learns: PReLU's slopes, as a module's or handed to the function."""
+    """The parameters of an activation, such as the slopes of a PReLU."""
     if activation.op == "call_module":
         names = region.module.get_submodule(str(activation.target)).named_parameters()
         return [join(join(region.path, str(activation.target)), name) for name, _ in names]
@@ -571,13 +584,13 @@ def _input(node: fx.Node) -> Any:
     return next((one for one in node.all_input_nodes), None)
 
 
-def _only_looks(node: fx.Node) -> bool:
-    """Whether the user of a weight reads nothing but its type or shape."""
+def _reads_metadata(node: fx.Node) -> bool:
+    """Whether a node reads only the type or shape of a weight."""
     return node.op == "call_function" and layer_registry.target_name(node.target) == "getattr"
 
 
 def _downstream_free(nodes: list[fx.Node], targets: set[fx.Node] | None = None) -> set[fx.Node]:
-    """Those of `nodes` from which none of `targets` (of the nodes themselves, unless given) can be reached."""
+    """The nodes that lead to none of `targets`, by default the nodes themselves."""
     if not nodes:
         return set()
     inner = set(nodes) if targets is None else targets

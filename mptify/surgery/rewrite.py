@@ -1,4 +1,4 @@
-"""From a plan to a ticket model: swap the layers, then edit the graphs of the regions whose edges change."""
+"""Rewrite a network as planned: swap its layers, then edit the graphs whose edges change."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ __all__ = ["rewrite"]
 
 
 def rewrite(traced: Traced, plan: Plan) -> nn.Module:
-    """Carry out `plan` on the copy that `traced` holds, and return it. The traced copy is used up.
+    """Apply `plan` to the copy that `traced` holds, and return it as the ticket model.
 
-    Afterwards nothing is shared with the original model, and only what the config names requires grad.
+    The result shares nothing with the original model, and only what the config names requires
+    grad. `traced` cannot be used again.
     """
     model: Any = traced.model
     config = plan.config
@@ -61,14 +62,14 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
 
 
 def _own_tensors_(model: nn.Module, plan: Plan) -> None:
-    """Give the copy tensors of its own, except where a weight is about to be replaced."""
+    """Copy all tensors except weights that are about to be replaced."""
     replaced = (
         set() if plan.config.init == "keep" else {_place_of(model, layer) for layer in plan.layers}
     )
     copies: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
-            continue  # deepcopy gave it tensors of its own
+            continue  # deepcopy has copied its tensors
         for store in (module._parameters, module._buffers):
             for name, tensor in store.items():
                 if tensor is None or (id(module), name) in replaced:
@@ -81,14 +82,14 @@ def _own_tensors_(model: nn.Module, plan: Plan) -> None:
                         else fresh
                     )
                 store[name] = copies[id(tensor)]
-        if isinstance(module, nn.RNNBase):  # which computes with a list of its own
+        if isinstance(module, nn.RNNBase):  # which computes with this list
             module._flat_weights = [
                 module._parameters.get(name) for name in module._flat_weights_names
             ]
 
 
 def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:
-    """Where the weight of a planned layer hangs: which module, and under which name."""
+    """The module that holds the weight of a planned layer, and the weight's name there."""
     if layer.functional:
         return id(model.get_submodule(layer.owner)), layer.name.rpartition(".")[2]
     module = model.get_submodule(layer.name)
@@ -98,7 +99,7 @@ def _place_of(model: nn.Module, layer: PlannedLayer) -> tuple[int, str]:
 
 
 def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
-    """Put ticket layers in place of the planned ones, wherever they are used; returns them by name."""
+    """Replace the planned layers by ticket layers wherever they occur; return these by name."""
     tickets: dict[str, Any] = {}
     swaps: dict[int, nn.Module] = {}
     owners: dict[str, dict[str, Any]] = {}
@@ -158,7 +159,7 @@ def _input_quantizer(ticket: Any, planned: PlannedLayer, plan: Plan) -> InputQua
 
 
 def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
-    """Put each replacement wherever the original hangs, under all of its names."""
+    """Replace modules under all of their names."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None and id(child) in swaps:
@@ -168,9 +169,9 @@ def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
 def _zero_biases_for_fusing_(
     model: nn.Module, without_bias: dict[int, tuple[str, torch.Tensor]]
 ) -> None:
-    """Blocks that can fuse their branches (`timm.utils.reparameterize_model`) add up the biases of their layers.
+    """Give dropped biases a buffer of zeros in blocks that can fuse their branches.
 
-    A dropped bias of such a layer becomes a buffer of zeros that no file stores.
+    `timm.utils.reparameterize_model` adds the biases of such layers. Files do not store the buffer.
     """
     for module in model.modules():
         if any(
@@ -189,7 +190,7 @@ def _zero_biases_for_fusing_(
 
 
 def _no_fast_paths_(model: nn.Module) -> None:
-    """torch's encoder layers have kernels of their own for `eval()`, which take the weights and leave the layers out."""
+    """Turn off the fused kernels of torch's encoder layers, which bypass the ticket layers."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
@@ -198,7 +199,7 @@ def _no_fast_paths_(model: nn.Module) -> None:
 
 
 def _give_properties_(owner: nn.Module, parameters: dict[str, Any]) -> None:
-    """Let `owner.<name>` compute the ticket's weight, for a `forward` that uses the parameter itself."""
+    """Make `owner.<name>` compute the ticket's weight, for a `forward` that reads it."""
     for attribute, ticket in parameters.items():
         del owner._parameters[attribute]
         owner.add_module(f"{attribute}_ticket", ticket)

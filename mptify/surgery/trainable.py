@@ -1,4 +1,4 @@
-"""What in a ticket model may learn, and what starts afresh."""
+"""Which parameters of a ticket model are trained, and how its norms start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["is_norm", "let_train_", "parameter_kinds", "reset_norms_"]
 
 
 def reset_norms_(model: nn.Module) -> None:
-    """Fresh frozen weights make old statistics and old scales meaningless: norms start at weight 1, bias 0."""
+    """Reset all norms, since their statistics and scales belong to other weights."""
     for module in model.modules():
         if is_norm(module):
             for name, value in (
@@ -29,7 +29,7 @@ def reset_norms_(model: nn.Module) -> None:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """BatchNorm, LayerNorm, GroupNorm and their like, from torch or anyone: a name is not enough, the weight must be a vector."""
+    """Whether a module is a norm of torch, or is named so and has vectors as parameters."""
     if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)):
         return True
     if (
@@ -44,7 +44,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def let_train_(model: nn.Module, plan: Plan) -> None:
-    """Exactly what the config names requires grad, without what the caller had frozen."""
+    """Let exactly the parameters that the config names require grad, unless the caller froze them."""
     kinds, config = parameter_kinds(model), plan.config
     allowed = {
         "scores": True,
@@ -59,7 +59,7 @@ def let_train_(model: nn.Module, plan: Plan) -> None:
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, str]:
-    """For each parameter: `scores`, `frozen`, `bias`, `norm`, `dense` (a conv or linear left out) or `other`."""
+    """The kind of each parameter: `scores`, `frozen`, `bias`, `norm`, `dense` or `other`."""
     kinds = {}
     for prefix, module in model.named_modules():
         composite = layer_registry.find_composite(module)

@@ -1,4 +1,4 @@
-"""Every conv and linear weight that a traced model has, whoever holds it."""
+"""Find every conv and linear weight of a traced model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FoundWeight", "OtherParameter", "other_parameters", "weights_of"]
 
 @dataclass(frozen=True)
 class FoundWeight:
-    """A conv or linear weight of the model, whoever holds it."""
+    """A conv or linear weight of the model."""
 
     tensor: Any
     kind: str
@@ -40,7 +40,7 @@ class FoundWeight:
 
 
 def weights_of(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
-    """Every weight that could become a ticket, by name: of layers, of composites, and parameters passed to functions."""
+    """Every weight that could become a ticket, by name: of layers, of composites, of functions."""
     for name, module in traced.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             yield from _scripted_weights(name, module)
@@ -95,7 +95,7 @@ def _composite_weights(name: str, module: nn.Module) -> Iterator[tuple[str, Foun
 
 
 def _functional_weights(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
-    """Parameters that a traced `forward` hands to `F.linear` or `F.conv*` itself, or multiplies values with in some other way."""
+    """Parameters that a traced `forward` passes to functions, or multiplies in some other way."""
     passed: dict[str, FoundWeight] = {}
     multiplied: dict[str, FoundWeight] = {}
     for region in traced.regions:
@@ -125,7 +125,7 @@ def _functional_weights(traced: Traced) -> Iterator[tuple[str, FoundWeight]]:
 
 
 def _made_of_inputs(graph: fx.Graph) -> set[fx.Node]:
-    """The values that change from batch to batch; the others are tables."""
+    """The nodes that depend on the graph's inputs; all others are constant."""
     values: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder" or any(one in values for one in node.all_input_nodes):
@@ -178,9 +178,10 @@ def _passed(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
 
 @dataclass(frozen=True)
 class OtherParameter:
-    """A parameter of two or more dimensions that no ticket can cover.
+    """A parameter of two or more dimensions that no ticket covers.
 
-    `obstacle` says why if it is a weight, or may be one; a parameter without is added, concatenated, looked up, or unused.
+    `obstacle` says why, if it is or may be a weight. A parameter without an obstacle is added,
+    concatenated, indexed, or unused.
     """
 
     name: str
@@ -189,7 +190,7 @@ class OtherParameter:
 
 
 def other_parameters(traced: Traced, found: Collection[FoundWeight]) -> Iterator[OtherParameter]:
-    """Every parameter of two or more dimensions that `weights_of` does not list: position embeddings, tokens, tables and the like."""
+    """Parameters of two or more dimensions that are no weights: position embeddings, tokens, ..."""
     seen = {id(weight.tensor) for weight in found}
     for path, module in traced.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) or layer_registry.find(module) is not None:
@@ -215,7 +216,7 @@ _KNOWN_USE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
 
 
 def _is_followed(traced: Traced, path: str) -> bool:
-    """Whether the code of the module at `path` is part of some region's graph."""
+    """Whether the code of the module at `path` is traced in some region."""
     for region in traced.regions:
         inside = path.removeprefix(region.path).lstrip(".") if region.path else path
         if region.graphs and join(region.path, inside) == path:

@@ -48,7 +48,7 @@ def test_zero_classes_leave_the_features():
 
 def test_what_can_not_be_made_anew_is_refused():
     ticketed = ticket("crossvit_tiny_240", depth=((1, 1, 0), (1, 1, 0), (1, 1, 0)))
-    with pytest.raises(NotKept, match=r"head: the classifier can't be made anew, since the output comes from head\.0, head\.1"):
+    with pytest.raises(NotKept, match=r"head: the classifier can't be replaced, since the output comes from head\.0, head\.1"):
         ticketed.reset_classifier(7)
     with pytest.raises(BadConfig, match="a whole number from 0"):
         ticket("test_resnet").reset_classifier(-1)
@@ -65,6 +65,6 @@ def test_a_network_with_two_classifiers_is_refused():
 def test_a_network_with_a_second_classifier_is_refused():
     """volo adds what an auxiliary head says of each token, and `get_classifier()` knows nothing of that head."""
     ticketed = ticket("volo_d1_224", img_size=64)
-    with pytest.raises(NotKept, match="can't be made anew, since the output comes from aux_head, head"):
+    with pytest.raises(NotKept, match="can't be replaced, since the output comes from aux_head, head"):
         ticketed.reset_classifier(7)
     assert ticketed(torch.randn(2, 3, 64, 64)).shape == (2, 10)
