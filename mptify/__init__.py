@@ -1,6 +1,6 @@
-"""mptify: any torchvision or timm network becomes its multi-prize version, a sparse binary ticket.
+"""Multi-prize lottery tickets: sparse binary versions of any torchvision or timm network.
 
-Public names are imported when they are first used, so that the program answers before torch is there.
+Public names are imported on first use, so `import mptify` alone imports neither torch nor timm.
 """
 
 from __future__ import annotations

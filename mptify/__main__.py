@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line. Nothing is imported before Ctrl-C is answered in one line."""
+    """Run the command line, so that Ctrl-C ends in one line even during imports."""
     try:
         from mptify.cli import main as run
 

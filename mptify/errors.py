@@ -1,12 +1,12 @@
-"""The one family of errors that mptify raises for what a user can get wrong. Imports nothing."""
+"""The errors that mptify raises for what a user can get wrong. Imports nothing."""
 
 
 class MptifyError(Exception):
-    """Base of every error that mptify raises on purpose: its text is one sentence a user can act on."""
+    """Base class of mptify's errors; the text is one sentence that a user can act on."""
 
 
 class BadConfig(MptifyError, ValueError):
-    """A setting, or a combination of settings, that means nothing."""
+    """A setting, or a combination of settings, is invalid."""
 
 
 class UnknownModel(MptifyError, LookupError):
@@ -18,15 +18,15 @@ class NothingToConvert(MptifyError):
 
 
 class CannotConvert(MptifyError):
-    """The model, or one of its layers, is of a kind that a ticket can't stand in for."""
+    """The model, or one of its layers, cannot be converted."""
 
 
 class NotKept(MptifyError, AttributeError):
-    """Something that the original network offers and its ticket can't."""
+    """The original network has this attribute or method, but its ticket model does not."""
 
 
 class CannotPickle(MptifyError, TypeError):
-    """A model that can't be pickled whole."""
+    """The model cannot be pickled as a whole."""
 
 
 class NoTorchScript(MptifyError):
@@ -40,39 +40,39 @@ class NoTorchScript(MptifyError):
 
 
 class LeftDense(CannotConvert):
-    """`strict=True`, and at least one conv or linear weight would have stayed dense."""
+    """With `strict=True`, a conv or linear weight would stay dense."""
 
 
 class DamagedTicket(MptifyError, ValueError):
-    """A ticket file that is not what its writer wrote, or that no writer of ours would write."""
+    """A ticket file is damaged or invalid."""
 
 
 class TicketMismatch(MptifyError, ValueError):
-    """A ticket and a model that don't belong together."""
+    """A ticket and a model do not fit."""
 
 
 class BadData(MptifyError, ValueError):
-    """Images or labels that a search can't use."""
+    """A search cannot use these images or labels."""
 
 
 class RunExists(MptifyError):
-    """A folder that holds a run already."""
+    """The folder already holds a run."""
 
 
 class Disagreement(MptifyError):
-    """Processes that search one ticket together don't hold the same masks."""
+    """The processes of a search do not hold the same masks."""
 
 
 class LostProcess(MptifyError):
-    """One of the processes that search a ticket together has ended, and the others can't go on without it."""
+    """Another process of the search has ended, and this one cannot continue without it."""
 
 
 def shown(value: object) -> str:
-    """A value in an error: as it is written if that is short, else what kind of thing it is."""
+    """A value for an error message: itself if short, else its type."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def first_line(error: BaseException) -> str:
-    """Of what some library said, as a part of a sentence."""
+    """The first line of a library's error, as a part of a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

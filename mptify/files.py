@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ __all__ = ["as_path", "check_writable", "write_whole"]
 
 
 def as_path(path: Any) -> Path:
-    """The caller's file name; anything else is refused."""
+    """A path from the caller's file name.
+
+    Raises:
+        MptifyError: It is not a file name.
+    """
     if not isinstance(path, (str, os.PathLike)):
         raise MptifyError(f"A file name is needed, not {shown(path)}.")
     return Path(path)
 
 
 def check_writable(path: Path) -> None:
-    """Raise before the work rather than after it if `path` can't be written."""
+    """Raise if `path` can't be written, before the work rather than after it."""
     folder = path.parent
     if not folder.is_dir():
         raise MptifyError(f"{path}: the folder {folder} does not exist.")
     if path.is_dir():
         raise MptifyError(f"{path} is a folder; a file name is needed.")
     if path.exists() and not path.is_file():
-        raise MptifyError(f"{path} is no ordinary file.")
+        raise MptifyError(f"{path} is not a regular file.")
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
@@ -37,8 +41,8 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
-    """Write through a temporary file beside `path`: whoever reads `path`, even after a crash, finds the old file or the new one."""
-    path = path.resolve()  # through a link, what it points to is written
+    """Write atomically: readers find the old or the new file, even after a crash."""
+    path = path.resolve()  # write to the target of a link
     check_writable(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mptify-", suffix=".part")
     try:
@@ -46,7 +50,7 @@ def write_whole(path: Path, data: bytes | str) -> None:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's own would be for its owner alone
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's mode is for its owner only
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Recipes as YAML files, and changes to single settings of them."""
+"""Read and write recipes as YAML, and change single settings."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = [
 
 
 def recipe_folder() -> Path:
-    """Where the recipes that come with mptify are."""
+    """The folder of the recipes that come with mptify."""
     here = Path(__file__).parent
     installed = here / "recipes"
     return installed if installed.is_dir() else here.parent / "recipes"
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with mptify."""
+    """The names of the recipes that come with mptify."""
     return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
 
 
 def recipe_text(name: str) -> str:
-    """A recipe as it is written, comments and all: a file's, or that of one that comes with mptify."""
+    """The text of a recipe, with comments: a file, or one that comes with mptify."""
     path = Path(name)
     if not path.is_file():
         if path.suffix in (".yaml", ".yml") or path.parent != Path():
@@ -50,11 +50,11 @@ def recipe_text(name: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise BadConfig(f"{name}: this is no YAML.") from None
+        raise BadConfig(f"{name}: this is not YAML.") from None
 
 
 def find_recipe(name: str) -> tuple[dict[str, Any], str]:
-    """Raw settings from a file, or from a recipe that comes with mptify; and what to call it in errors."""
+    """The unchecked settings of a recipe, and its name for error messages."""
     text = recipe_text(name)
     try:
         settings = yaml.load(text, _OnceOnly)
@@ -64,7 +64,7 @@ def find_recipe(name: str) -> tuple[dict[str, Any], str]:
             if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark
             else ""
         )
-        raise BadConfig(f"{name}: this is no YAML{where}.") from None
+        raise BadConfig(f"{name}: this is not YAML{where}.") from None
     except BadConfig as error:
         raise BadConfig(f"{name}: {error}") from None
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
@@ -73,7 +73,7 @@ def find_recipe(name: str) -> tuple[dict[str, Any], str]:
 
 
 class _OnceOnly(yaml.SafeLoader):
-    """YAML in which no key comes twice."""
+    """A YAML loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -86,7 +86,7 @@ class _OnceOnly(yaml.SafeLoader):
 
 
 def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
-    """Raw settings with `key=value` changes; `ticket.prune=0.9` reaches into a section."""
+    """Unchecked settings with `key=value` changes; `ticket.prune=0.9` changes a section."""
     changed = dict(settings)
     for key, value in parse_changes(changes).items():
         try:
@@ -97,7 +97,7 @@ def with_settings(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[s
 
 
 def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
-    """`key=value` texts as keys and values."""
+    """Parse `key=value` texts."""
     parsed = {}
     for change in changes:
         key, equals, text = change.partition("=")
@@ -114,7 +114,7 @@ def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
 
 
 def with_setting(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Raw settings with one changed; what was given stays as it is."""
+    """A copy of unchecked settings with one changed."""
     changed = dict(settings)
     sections, last = _path(key)
     inside = changed
@@ -122,7 +122,7 @@ def with_setting(settings: Mapping[str, Any], key: str, value: Any) -> dict[str,
         inner = inside.get(section)
         inner = {"source": inner} if section == "data" and isinstance(inner, str) else inner
         if inner is not None and not isinstance(inner, dict):
-            raise BadConfig(f"{key}={value!r}: {section} is no section.")
+            raise BadConfig(f"{key}={value!r}: {section} is not a section.")
         inside[section] = dict(inner or {})
         inside = inside[section]
     inside[last] = value
@@ -130,7 +130,7 @@ def with_setting(settings: Mapping[str, Any], key: str, value: Any) -> dict[str,
 
 
 def _path(key: str) -> tuple[list[str], str]:
-    """The sections that a key lies in, and its name there; layers' names have dots of their own."""
+    """The sections of a dotted key, and its name there; layer names may contain dots."""
     before, overrides, layer = key.partition(".prune_overrides.")
     if overrides:
         return [*before.split("."), "prune_overrides"], layer
@@ -139,7 +139,7 @@ def _path(key: str) -> tuple[list[str], str]:
 
 
 def _number(value: Any) -> Any:
-    """YAML takes 1e-4 for text, since it lacks a dot."""
+    """Convert numbers such as 1e-4, which YAML reads as text."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -149,5 +149,5 @@ def _number(value: Any) -> Any:
 
 
 def to_yaml(recipe: SearchConfig) -> str:
-    """All settings, the default ones too."""
+    """All settings as YAML, including defaults."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

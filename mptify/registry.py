@@ -1,4 +1,4 @@
-"""Registries: variants that are found by name, ours and those of other packages.
+"""Registries of variants that are found by name, from mptify and from other packages.
 
 A variant is one decorated function or class, and nothing else in the package knows it:
 
@@ -7,8 +7,8 @@ A variant is one decorated function or class, and nothing else in the package kn
     @init_schemes.register("uniform")
     def uniform(draw): ...
 
-A package offers its variants to every program by an entry point of the group `mptify.plugins` that names the module which
-registers them. The command line also imports modules by `mptify --plugin MODULE`.
+A package makes its variants known by an entry point of the group `mptify.plugins`, which names the
+module that registers them. On the command line, `mptify --plugin MODULE` imports a module.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Variant = TypeVar("Variant")
 
 
 class Registry(Generic[Variant]):
-    """Variants of one kind by name. Our own live in the module `home`, which is imported when a name is first looked up.
+    """Variants of one kind, by name.
 
     Args:
         kind: What a variant is, for error messages: "init scheme".
-        home: The module that registers the built-in variants.
+        home: The module that registers the built-in variants. It is imported on first use.
     """
 
     def __init__(self, kind: str, home: str):
@@ -51,10 +51,10 @@ class Registry(Generic[Variant]):
         self._variants: dict[str, Variant] = {}
 
     def register(self, name: str) -> Callable[[Variant], Variant]:
-        """A decorator that makes a function or class known as `name`.
+        """A decorator that registers a function or class as `name`.
 
         Raises:
-            BadConfig: `name` is taken by another variant.
+            BadConfig: Another variant has this name.
         """
 
         def add(variant: Variant) -> Variant:

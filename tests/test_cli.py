@@ -59,7 +59,7 @@ def test_convert_draws_a_picture(tmp_path):
     [
         (["resnet81"], "There is no model 'resnet81'; the nearest names are resnet"),
         (["timm:resnet19"], "There is no model 'timm:resnet19'; the nearest names are timm:resnet"),
-        (["hub:resnet18"], "'hub' is no source of models"),
+        (["hub:resnet18"], "'hub' is not a source of models"),
         (["resnet18", "--prune", "1.5"], "prune=1.5: should be less than 1"),
         (["resnet18", "--bits", "2/2"], "bits='2/2'"),
         (["resnet18", "--exclude", "layer9*"], "exclude='layer9*' matches no layer of this model; it has layer"),

@@ -92,7 +92,7 @@ def test_the_command_line_imports_plugins(tmp_path):
 @pytest.mark.parametrize("values", [lambda draw: np.ones(3), lambda draw: -np.ones(draw.count), lambda draw: np.full(draw.count, np.nan)])
 def test_a_scheme_that_draws_no_magnitudes_is_refused(values, monkeypatch):
     monkeypatch.setitem(init_schemes._variants, "broken", values)
-    with pytest.raises(BadConfig, match="the init scheme 'broken' has to return 12 magnitudes, none of them negative"):
+    with pytest.raises(BadConfig, match="the init scheme 'broken' must return 12 non-negative magnitudes"):
         init.frozen_weight(0, "layer", (3, 4), "broken", 1.0)
 
 
@@ -147,7 +147,7 @@ def test_a_scope_from_outside_decides_what_survives(tmp_path):
 
 def test_a_scope_that_leaves_a_layer_empty_is_refused(monkeypatch):
     monkeypatch.setattr(plugin.ToyFirst, "select", lambda self, scores, kept: [values > 1e9 for values in scores])
-    with pytest.raises(mptify.MptifyError, match=r"features.0: ToyFirst.select has to return a boolean mask .* at least one survivor"):
+    with pytest.raises(mptify.MptifyError, match=r"features.0: ToyFirst.select must return a boolean mask .* at least one survivor"):
         mptify.transform("mptify:conv2", scope="toy_first")(torch.randn(1, 3, 32, 32))
 
 

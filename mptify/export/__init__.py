@@ -1,4 +1,4 @@
-"""Tickets for other programs: one file per target, found by name in `mptify.registry.export_targets`."""
+"""Export tickets to other formats, one file per target."""
 
 from mptify.export import dense, onnx, packed
 from mptify.export.target import Artifact, Exported, ExportTarget, export

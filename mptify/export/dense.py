@@ -39,7 +39,7 @@ class Dense(ExportTarget):
 
 
 def _state_for(network: nn.Module, model: nn.Module) -> dict[str, Tensor]:
-    """The dense network's state, from the ticket model: biases that the ticket dropped are 0."""
+    """The state dict of the dense network; biases that the ticket dropped are 0."""
     found: dict[str, Tensor] = {}
     ours, layers = model.state_dict(), {}
     for layer in ticket_layers(model).values():
@@ -57,7 +57,7 @@ def _state_for(network: nn.Module, model: nn.Module) -> dict[str, Tensor]:
             found[name] = torch.zeros_like(tensor)
         else:
             raise MptifyError(
-                f"{name}: the ticket has nothing to put there; its network is not the dense one with other weights."
+                f"{name}: the ticket has no value for it, since its network is not the dense one with other weights."
             )
     extra = [name for name in ours if name.endswith("running_mean") and name not in found]
     if extra:

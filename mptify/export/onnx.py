@@ -1,4 +1,4 @@
-"""`onnx`: a graph for onnxruntime and others, for any number of images."""
+"""`onnx`: a graph for onnxruntime and others, for any batch size."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Onnx(ExportTarget):
 
 @contextlib.contextmanager
 def _sums_as_they_are(model: nn.Module) -> Iterator[None]:
-    """Let layers clip their sums to what float32 can hold anyway.
+    """Make layers clip their sums to the range of float32.
 
-    Otherwise an optimizer would merge the norm behind a layer into its weights, whose sums are rounded then: one that should be 0 is
-    not, and has another sign.
+    Otherwise an optimizer merges the norm after a layer into its weights. Rounding then turns sums
+    that should be 0 into other numbers, with another sign.
     """
     layers = {layer for layer in ticket_layers(model).values() if layer.scales_output}
     try:
@@ -73,7 +73,7 @@ def _finish_clipped(layer: Any, y: Tensor) -> Tensor:
 
 
 def to_onnx(model: nn.Module, images: Tensor, path: Path, *, dynamic: bool) -> None:
-    """Write a network as ONNX, in one file; `dynamic` lets it take any number of images."""
+    """Write a network as one ONNX file; `dynamic` allows any batch size."""
     shapes = ({0: torch.export.Dim("batch", min=1, max=1 << 20)},) if dynamic else None
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What an export target is, and the export that is the same for all of them."""
+"""The base class of export targets, and `export`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TOLERANCE = 1e-4  # of the largest output
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a target makes of a ticket: the bytes of a file, and a function that computes what the file's reader will."""
+    """The bytes of a file, and a function that computes what the file's reader will."""
 
     data: bytes
     run: Callable[[Tensor], Any]
 
 
 class ExportTarget:
-    """Base class of export targets: register a subclass with `mptify.registry.export_targets`.
+    """Base class of export targets. Register subclasses with `mptify.registry.export_targets`.
 
     Attributes:
-        suffix: How the target's files end.
+        suffix: The suffix of the target's files.
     """
 
     suffix: ClassVar[str]
@@ -56,7 +56,7 @@ class ExportTarget:
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written, its size, and how far its outputs are from the ticket's, as a share of the largest."""
+    """A written file: its path, size, and the largest relative difference of its outputs."""
 
     path: Path
     size: int
@@ -64,20 +64,20 @@ class Exported:
 
 
 def export(path: str | Path, to: str, out: str | Path | None = None) -> Exported:
-    """Write the ticket in a file for another program, and compare what that program computes with the ticket first.
+    """Export a ticket, after comparing the exported network with it.
 
     Args:
-        path: A ticket file of a named network.
+        path: The ticket file of a named network.
         to: The name of an export target: `dense`, `onnx`, `packed` or one of yours.
-        out: What to write; by default `path` with the target's suffix.
+        out: The file to write; by default `path` with the target's suffix.
 
     Returns:
-        What was written, and how far its outputs are from the ticket's.
+        The file, and how much its outputs differ from the ticket's.
 
     Raises:
         BadConfig: There is no such target.
-        MptifyError: The target can't hold this ticket, or its outputs differ by more than a ten-thousandth. Nothing is
-            written then.
+        MptifyError: The target cannot hold this ticket, or its outputs differ by more than 1e-4 of
+            the largest. Nothing is written then.
     """
     target = export_targets[to]()
     out = Path(path).with_suffix(target.suffix) if out is None else Path(out)
@@ -92,20 +92,20 @@ def export(path: str | Path, to: str, out: str | Path | None = None) -> Exported
         raise MptifyError(
             f"{path}: {ticket.architecture} does not take one image at a time, and can't be exported."
         )
-    # Numbers whose sums are the same in any order: a first layer's sum that is rounded otherwise may have another sign.
+    # Inputs whose sums do not depend on the order: rounding could change the sign of a sum.
     images = (
         torch.randint(-24, 25, (2, *image.shape[1:]), generator=torch.Generator().manual_seed(0))
         / 8
     )
     model = load(path)
     artifact = target.make(ticket, model, images)
-    # Another number of images too: a file must not remember how many it was made with.
+    # Also another batch size, which the file must not depend on.
     difference = max(
         _difference(model, artifact.run, some) for some in (images, torch.cat([images, images[:1]]))
     )
     if not difference <= TOLERANCE:
         raise MptifyError(
-            f"{path}: what was exported gives other outputs than the ticket (by {difference:.1e} of the largest); not kept."
+            f"{path}: the exported network's outputs differ from the ticket's (by {difference:.1e} of the largest); nothing is written."
         )
     write_whole(out, artifact.data)
     return Exported(out, len(artifact.data), difference)

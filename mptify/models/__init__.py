@@ -1,4 +1,4 @@
-"""The networks of the paper that neither torchvision nor timm has, each written once: binary versions come from surgery."""
+"""Networks of the paper that neither torchvision nor timm has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
     "resnet56_cifar", "vgg_small", "wide_resnet34_2",
 ]  # fmt: skip
 
-TIMM_PREFIX = "mptify_"  # of our networks in timm, see `mptify.models.in_timm`
+TIMM_PREFIX = "mptify_"  # the names of our networks in timm, see `mptify.models.in_timm`
 _ALL = (
     conv2,
     conv4,
@@ -36,7 +36,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for b
 
 
 def is_known(name: str) -> bool:
-    """Whether `build` knows this name: a builder's, with `_x1.25` behind it for one that is 1.25 times as wide."""
+    """Whether `build` knows a name: a builder's, or one with a suffix such as `_x1.25` for its width."""
     base, width = _parts(name)
     return base in BUILDERS and (
         width is None or (_has_width(base) and math.isfinite(width) and 0.01 <= width <= 64)

@@ -1,4 +1,4 @@
-"""Conv-2, Conv-4, Conv-6 and Conv-8: VGG-like networks for 32×32 images (paper, section 3; after Frankle and Carbin)."""
+"""Conv-2, Conv-4, Conv-6 and Conv-8: VGG-like networks for 32×32 images (paper, section 3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ConvN", "conv2", "conv4", "conv6", "conv8"]
 
 
 class ConvN(nn.Module):
-    """Pairs of 3×3 convs with 64, 128, 256, 512 channels, each pair followed by a max-pool; then three linear layers."""
+    """Pairs of 3×3 convs with 64, 128, 256, 512 channels and a max-pool; then three linear layers."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ConvN(nn.Module):
         self.num_classes = num_classes
         for layer in (
             self.modules()
-        ):  # appendix A, for trained weights too; torch's own start is smaller, and learns later
+        ):  # appendix A, for dense training too; torch's default is smaller and slower to learn
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 

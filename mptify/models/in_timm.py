@@ -1,4 +1,4 @@
-"""Adds our networks to timm: `import mptify.models.in_timm`, then `timm.create_model("mptify_conv4")`."""
+"""Register our networks with timm: `import mptify.models.in_timm`, then use `create_model`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mptify.models import BUILDERS, TIMM_PREFIX
 
 default_cfgs: dict[
     str, dict[str, Any]
-] = {}  # where timm looks for what a model of this module expects of its images
+] = {}  # timm reads here what a model of this module expects of its images
 
 Builder = Callable[..., nn.Module]
 
@@ -28,7 +28,7 @@ def _register() -> None:
 
 
 def _expected(builder: Builder) -> dict[str, Any]:
-    """What timm calls a pretrained_cfg; ours have no weights, but say how images should look."""
+    """The `pretrained_cfg` of a network: no weights, but how its images should look."""
     usual = {
         name: parameter.default for name, parameter in inspect.signature(builder).parameters.items()
     }
@@ -38,9 +38,7 @@ def _expected(builder: Builder) -> dict[str, Any]:
         "num_classes": usual["num_classes"],
         "input_size": (usual["in_chans"], size, size),
     }
-    if (
-        size == 32
-    ):  # CIFAR-10's colours, and nothing is cut off; else ImageNet's, which are timm's defaults
+    if size == 32:  # CIFAR-10's statistics without a crop, or timm's defaults for ImageNet
         config |= {
             "mean": (0.4914, 0.4822, 0.4465),
             "std": (0.2470, 0.2435, 0.2616),

@@ -1,8 +1,8 @@
-"""Build networks without their usual initialisation, in this thread alone.
+"""Build networks without their usual initialization, in this thread alone.
 
-A builder draws its weights from torch's global generator. Where a file or the surgery brings other weights anyway, that is
-wasted work, and it disturbs everybody else who draws from that generator. `InitMode` is a torch function mode, which torch
-applies to the thread that entered it: it patches nothing.
+A builder draws weights from torch's global generator. Where a file or the surgery brings other
+weights, this wastes time and disturbs other users of the generator. `InitMode` is a torch function
+mode, which torch applies to the thread that entered it. It patches nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["InitMode"]
 
-_LARGE = 1 << 16  # weights from which on a drawn initialisation takes noticeable time
+_LARGE = 1 << 16  # the number of weights from which drawing them takes noticeable time
 _DRAWS = {
     "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson",
     "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_",
@@ -45,15 +45,16 @@ _LOOKS = {
 
 
 class InitMode(TorchFunctionMode):
-    """Inside, builders draw from a generator of the mode's own, in float32 whatever torch's default is.
+    """Inside this context, builders draw from the mode's own generator, in float32.
 
     Args:
-        weights: What becomes of a parameter's initial values. `"drawn"`: what the builder wants. `"constant"`: large ones are
-            0.01 wherever the builder would draw them. `"blank"`: no parameter is ever written to.
+        weights: How parameters are initialized. `"drawn"`: as the builder says. `"constant"`: large
+            ones are 0.01 where the builder would draw them. `"blank"`: not at all.
         seed: The seed of the generator.
 
     Attributes:
-        read_blank: Whether the builder computed with a blank parameter, so that the network is not to be used.
+        read_blank: Whether the builder has computed with a blank parameter, so that the network
+            must not be used.
     """
 
     def __init__(self, weights: Literal["drawn", "constant", "blank"] = "drawn", seed: int = 0):
@@ -110,7 +111,7 @@ class InitMode(TorchFunctionMode):
         return self._as_float32(result, args, kwargs)
 
     def _as_float32(self, result: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What is of torch's default type because nobody asked for another."""
+        """The dtype of new tensors for which the caller asks for none."""
         default = torch.get_default_dtype()
         if (
             default == torch.float32
@@ -125,7 +126,7 @@ class InitMode(TorchFunctionMode):
 
 
 def _name(function: Any) -> str:
-    """`data` for `Tensor.data.__get__` as well."""
+    """The name of a function; `data` for `Tensor.data.__get__`."""
     name = getattr(function, "__name__", "")
     return getattr(function.__self__, "__name__", name) if name == "__get__" else name
 
@@ -148,7 +149,7 @@ def _is_initializer(function: Any) -> bool:
 
 
 def _on_cpu(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """The generator is a CPU's; `meta` draws nothing."""
+    """The generator for a tensor's device; `meta` draws nothing."""
     asked = kwargs.get("device")
     given = [one.device for one in _tensors(args, kwargs)] or [
         torch.device(asked) if asked is not None else torch.get_default_device()

@@ -1,4 +1,4 @@
-"""Model names: which registry knows them, how to build them, and what a small input for them looks like."""
+"""The model registry: which names there are, how to build them, and what inputs they take."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SOURCES = ("torchvision", "timm", "mptify")
 
 @dataclass(frozen=True)
 class Entry:
-    """One name in one registry. `shadowed` says that the other registry has the same name."""
+    """A name in one registry; `shadowed` if the other registry has it too."""
 
     source: str
     name: str
@@ -66,7 +66,7 @@ def all_entries() -> list[Entry]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to build the dense network: the registry that knows it, its name there, and arguments of its builder."""
+    """How to build a dense network: its registry, its name there, and the builder's arguments."""
 
     source: str
     name: str
@@ -77,13 +77,19 @@ class Architecture:
 
 
 def resolve(text: str) -> Entry:
-    """`timm:resnet18`, `torchvision:resnet18`, `mptify:conv4`, or a bare name, for which torchvision is asked first."""
+    """Look up `timm:resnet18`, `torchvision:resnet18`, `mptify:conv4`, or a name without a prefix.
+
+    Without a prefix, torchvision is asked first.
+
+    Raises:
+        UnknownModel: There is no such model.
+    """
     source, colon, name = text.rpartition(":")
     if colon and source not in _SOURCES:
         raise UnknownModel(
-            f"{text}: {source!r} is no source of models; write {' or '.join(f'{one}:{name}' for one in _SOURCES)}."
+            f"{text}: {source!r} is not a source of models; write {' or '.join(f'{one}:{name}' for one in _SOURCES)}."
         )
-    if not colon and name in _names("torchvision"):  # without waiting for timm's import
+    if not colon and name in _names("torchvision"):  # without importing timm
         return Entry("torchvision", name, shadowed=_timm_defines(name))
     ours = name.removeprefix(models.TIMM_PREFIX)
     if source in ("", "timm") and ours != name and models.is_known(ours):
@@ -91,7 +97,7 @@ def resolve(text: str) -> Entry:
     sources = (source,) if colon else _SOURCES
     if "mptify" in sources and models.is_known(
         name
-    ):  # timm has none of these names, and need not be imported to say so
+    ):  # timm has none of these names, so it need not be imported
         return Entry("mptify", name)
     for one in sources:
         if name in _names(one):
@@ -109,7 +115,7 @@ def resolve(text: str) -> Entry:
 
 
 def _timm_defines(name: str) -> bool:
-    """Whether timm has this name too, read from its source: importing it takes longer than everything else here."""
+    """Whether timm has this name too, read from its source, since importing it takes long."""
     spec = importlib.util.find_spec("timm")
     if spec is None or not spec.submodule_search_locations:
         return False
@@ -124,7 +130,11 @@ def build(
     in_chans: int | None = None,
     input_size: int | None = None,
 ) -> nn.Module:
-    """The network, with fresh weights on the current default device; nothing is downloaded."""
+    """Build a network, with fresh weights on the default device; nothing is downloaded.
+
+    Raises:
+        BadConfig: It cannot be built with these arguments.
+    """
     for setting, value in {
         "num_classes": num_classes,
         "in_chans": in_chans,
@@ -182,7 +192,7 @@ def _build_torchvision(
         options["weights_backbone"] = None
     if entry.name.removeprefix("quantized_") in ("googlenet", "inception_v3"):
         options["init_weights"] = (
-            False  # their own takes half a minute, and surgery draws the weights anew
+            False  # theirs takes half a minute, and surgery draws other weights
         )
     if num_classes is not None:
         options["num_classes"] = num_classes
@@ -201,7 +211,7 @@ def _build_torchvision(
 
 
 def _widen_input_(model: nn.Module, in_chans: int) -> None:
-    """Give the first conv another number of input channels, as timm's builders do by `in_chans`."""
+    """Give the first conv another number of input channels, as timm's `in_chans` does."""
     name, first = next(
         (n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)
     )
@@ -219,7 +229,7 @@ def _widen_input_(model: nn.Module, in_chans: int) -> None:
 def example_inputs(
     entry: Entry, model: nn.Module, size: int | None = None, in_chans: int = 3
 ) -> tuple[Any, ...]:
-    """Arguments for one forward pass on a batch of four, as small as the network allows (or of `size` pixels)."""
+    """Inputs for one forward pass on four images, as small as possible or of `size` pixels."""
     generator = torch.Generator().manual_seed(0)
 
     def images(*shape: int) -> Tensor:
@@ -235,7 +245,7 @@ def example_inputs(
         return (images(4, in_chans if in_chans != 3 else channels, size or height, size or width),)
     kind = torchvision_kind(entry.name)
     if kind == "detection":
-        sides = (8, 20, 36, 52, 68, 96)  # something for every level of a feature pyramid
+        sides = (8, 20, 36, 52, 68, 96)  # one for each level of a feature pyramid
         target = {
             "boxes": torch.tensor([[0.0, 0.0, side, side] for side in sides]),
             "labels": torch.ones(len(sides), dtype=torch.int64),
@@ -247,7 +257,7 @@ def example_inputs(
     if kind == "optical_flow":
         return images(2, 3, 128, 128), images(2, 3, 128, 128)
     if kind == "video":
-        if entry.name.startswith(("mvit", "s3d")):  # these come in one size only
+        if entry.name.startswith(("mvit", "s3d")):  # these take one size only
             return (images(2, 3, 16, 224, 224),)
         return (images(4, 3, 8, 64, 64),)
     default = 299 if "inception" in entry.name else 224
@@ -255,7 +265,7 @@ def example_inputs(
 
 
 def torchvision_kind(name: str) -> str:
-    """Which part of torchvision.models a name comes from: classification, detection, segmentation, video, ..."""
+    """The task of a torchvision model: classification, detection, segmentation, video, ..."""
     import torchvision
 
     where = torchvision.models.get_model_builder(name).__module__.split(".")
@@ -264,7 +274,7 @@ def torchvision_kind(name: str) -> str:
 
 
 def hub_task(entry: Entry) -> str | None:
-    """What the Hugging Face Hub calls a network's task; it has no word for optical flow."""
+    """The Hub's name of a network's task; it has none for optical flow."""
     if entry.source != "torchvision":
         return "image-classification"
     kind = torchvision_kind(entry.name)
@@ -278,7 +288,7 @@ def hub_task(entry: Entry) -> str | None:
 
 
 def training_loss(output: Any) -> Tensor:
-    """A number that depends on every output: each tensor in it against fixed random values."""
+    """A loss that depends on every output: its product with fixed random values."""
     total: Any = 0.0
     generator = torch.Generator().manual_seed(1)
     for tensor in tensors_in(output):
@@ -288,7 +298,7 @@ def training_loss(output: Any) -> Tensor:
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Every tensor in an output, however it is nested."""
+    """Every tensor in a nested output."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, dict):

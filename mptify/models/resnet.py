@@ -10,10 +10,10 @@ __all__ = ["ResNet", "resnet18_cifar", "resnet20_cifar", "resnet56_cifar", "wide
 
 
 class ResNet(nn.Module):
-    """A stem, stages of torchvision's basic blocks, a mean over all places, and one linear layer.
+    """A stem, stages of torchvision's basic blocks, a global mean, and one linear layer.
 
-    torchvision's own class has four stages, of 64, 128, 256 and 512 channels, and refuses other widths for its basic blocks.
-    Each stage but the first halves height and width in its first block, whose shortcut `shortcut(before, after)` makes.
+    torchvision's own class is fixed to four stages of 64 to 512 channels. Each stage but the first
+    halves height and width in its first block, whose shortcut is `shortcut(before, after)`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ResNet(nn.Module):
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_classes)
         )
         self.num_classes = num_classes
-        for layer in self.modules():  # appendix A, for trained weights too
+        for layer in self.modules():  # appendix A, for dense training too
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
@@ -52,7 +52,7 @@ class ResNet(nn.Module):
 
 
 class Padded(nn.Module):
-    """Every second pixel, with zeros for the channels that are new: shortcut A of He et al., which has no weights."""
+    """Every second pixel, with zeros for new channels: shortcut A of He et al., without weights."""
 
     def __init__(self, before: int, after: int):
         super().__init__()
@@ -76,20 +76,21 @@ def _small(blocks: int, num_classes: int, in_chans: int) -> ResNet:
 
 
 def resnet20_cifar(num_classes: int = 10, in_chans: int = 3, input_size: int = 32) -> ResNet:
-    """He et al.'s ResNet-20 for 32×32 images: three stages of three blocks. Any size will do."""
+    """He et al.'s ResNet-20 for 32×32 images: three stages of three blocks."""
     return _small(3, num_classes, in_chans)
 
 
 def resnet56_cifar(num_classes: int = 10, in_chans: int = 3, input_size: int = 32) -> ResNet:
-    """He et al.'s ResNet-56 for 32×32 images: three stages of nine blocks. Any size will do."""
+    """He et al.'s ResNet-56 for 32×32 images: three stages of nine blocks."""
     return _small(9, num_classes, in_chans)
 
 
 def wide_resnet34_2(num_classes: int = 1000, in_chans: int = 3, input_size: int = 224) -> ResNet:
-    """The paper's WideResNet-34: ResNet-34 with stages of 64, 192, 384 and 768 channels. Any size will do.
+    """The paper's WideResNet-34: stages of 64, 192, 384 and 768 channels, for images of any size.
 
-    The paper does not say how wide it is. These are what its authors' code makes of a factor of 2, and the only ones that 60 %
-    pruned leave the 19.3 M weights of its tables; twice ResNet-34's channels would leave 34.4 M.
+    The paper does not state its width. These channels are what its authors' code makes of a factor
+    of 2, and the only ones that leave the 19.3 M weights of its tables at 60 % pruned; twice
+    ResNet-34's channels would leave 34.4 M.
     """
     stem = nn.Sequential(
         nn.Conv2d(in_chans, 64, 7, stride=2, padding=3, bias=False),
@@ -101,7 +102,7 @@ def wide_resnet34_2(num_classes: int = 1000, in_chans: int = 3, input_size: int 
 
 
 def resnet18_cifar(num_classes: int = 10, in_chans: int = 3, input_size: int = 32) -> nn.Module:
-    """torchvision's ResNet-18 as it is used on 32×32 images: a 3×3 stem of stride 1, and no max-pool. Any size will do."""
+    """torchvision's ResNet-18 for 32×32 images: a 3×3 stem of stride 1, and no max-pool."""
     import torchvision
 
     model = torchvision.models.resnet18(num_classes=num_classes)

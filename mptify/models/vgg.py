@@ -1,4 +1,4 @@
-"""VGG-Small, on which binary networks are compared (after BinaryConnect; LQ-Nets and IR-Net give it its name)."""
+"""VGG-Small, the usual benchmark of binary networks (from BinaryConnect; named by LQ-Nets)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["VGGSmall", "vgg_small"]
 
 
 class VGGSmall(nn.Module):
-    """Six 3×3 convs of 128, 128, 256, 256, 512, 512 channels with BatchNorm and ReLU, and one linear layer on all that is left.
+    """Six 3×3 convs of 128 to 512 channels with BatchNorm and ReLU, and one linear layer.
 
-    Every second conv is max-pooled before its norm, the order that a sign in the place of the ReLU needs anyway.
+    Every second conv is max-pooled before its norm, as a sign in place of the ReLU requires.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class VGGSmall(nn.Module):
             nn.Flatten(), nn.Linear(channels * side * side, num_classes, bias=False)
         )
         self.num_classes = num_classes
-        for layer in self.modules():  # appendix A, for trained weights too
+        for layer in self.modules():  # appendix A, for dense training too
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 

@@ -1,4 +1,4 @@
-"""Builds the C++ libraries while mptify is installed; without a compiler the install goes on, and torch does the work."""
+"""Build the C++ libraries while mptify is installed. Without a compiler, torch does the work."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 SOURCES = (
     "nn/csrc/ticket.cpp",
     "runtime/csrc/packed.cpp",
-)  # in the package; a library lies beside its source
+)  # in the package; each library is put beside its source
 FLAGS = [
     "-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=off",  # a product is rounded before something is added to it, as torch does it
+    "-ffp-contract=off",  # no fused multiply-add, as in torch
     "-Wno-psabi", "-Wno-unknown-pragmas",
 ]  # fmt: skip
 
@@ -38,7 +38,7 @@ def open_library(source: Path, edition_of: str, edition: int) -> ctypes.CDLL | N
 
 
 def build(source: Path) -> Path | None:
-    """Compile a source beside itself; None where no compiler could."""
+    """Compile a source; return the library beside it, or None if no compiler succeeds."""
     given = os.environ.get("CXX")
     compilers = (
         [shlex.split(given)]
@@ -64,7 +64,7 @@ def build(source: Path) -> Path | None:
 
 
 def get_build_hook() -> Any:
-    """Hatch's way in; hatchling is there while a wheel is built, and only then."""
+    """The entry point of hatch; hatchling is installed only while a wheel is built."""
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
     class NativeBuildHook(BuildHookInterface):
@@ -85,7 +85,7 @@ def get_build_hook() -> Any:
             ]
             build_data["pure_python"] = False
             build_data["tag"] = (
-                f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"  # any Python can load it
+                f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"  # independent of the Python version
             )
 
     return NativeBuildHook

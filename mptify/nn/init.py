@@ -1,4 +1,16 @@
-r"""Frozen randomness: (seed, layer name, shape, scheme) -> signs and magnitudes, the same on every machine.
+"""Frozen randomness: signs, magnitudes and initial scores that are the same on every machine.
+
+A Philox counter generator is keyed by the SHA-256 of seed, layer name and purpose. Only its raw
+64-bit words are used, since NumPy guarantees their stability, but not that of its distributions.
+They become numbers by integer arithmetic, table look-ups and single IEEE operations
+(`+ - * / sqrt`), which every platform rounds alike.
+
+| purpose | from each 64-bit word, lowest bits first | value |
+| --- | --- | --- |
+| `signs` | 64 signs | bit 1 is -1, bit 0 is +1 |
+| `magnitudes` | 4 indices of 16 bits | the half-normal quantile at (index + ½) / 65536 (float32) |
+| `scores` | 2 numbers of 32 bits, of which the high 24 count | uniform on (-bound, bound), never 0 |
+ (seed, layer name, shape, scheme) -> signs and magnitudes, the same on every machine.
 
 A Philox counter generator is keyed by SHA-256 of seed, layer name and purpose, and only its raw 64-bit words are used:
 NumPy promises those to be stable, and promises nothing for its distributions. What turns words into numbers below uses
@@ -32,7 +44,7 @@ __all__ = [
 ]  # fmt: skip
 
 KAIMING_GAIN = math.sqrt(2)  # for ReLU-like nonlinearities, as in the paper
-LEVEL_BLOCK = 1 << 17  # even, so that a block is whole words
+LEVEL_BLOCK = 1 << 17  # even, so that a block consists of whole words
 _LN2 = 0.6931471805599453
 
 
@@ -41,7 +53,7 @@ _drawing: ContextVar[bool] = ContextVar("drawing", default=True)
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Inside, weights and scores are left blank: for a network whose own are about to be read from a file."""
+    """Leave weights and scores uninitialized inside this context, to read them from a file."""
     token = _drawing.set(False)
     try:
         yield
@@ -50,7 +62,7 @@ def undrawn() -> Iterator[None]:
 
 
 def _words(seed: int, layer: str, purpose: str, count: int) -> np.ndarray:
-    """The first `count` raw words of the stream that belongs to this seed, layer and purpose, little-endian."""
+    """The first `count` words of the stream of this seed, layer and purpose, little-endian."""
     return _generator(seed, layer, purpose).random_raw(count).astype("<u8", copy=False)
 
 
@@ -83,7 +95,7 @@ def scores(seed: int, layer: str, count: int, bound: float) -> np.ndarray:
 
 
 def score_levels(seed: int, layer: str, count: int) -> Iterator[np.ndarray]:
-    """How large the first scores are, from 0 to 127 (uint8), without making them: in blocks of `LEVEL_BLOCK` weights."""
+    """The magnitude of the initial scores, from 0 to 127 (uint8), in blocks of `LEVEL_BLOCK`."""
     generator = _generator(seed, layer, "scores")
     for start in range(0, count, LEVEL_BLOCK):
         words = generator.random_raw(LEVEL_BLOCK // 2).astype("<u8", copy=False)
@@ -94,15 +106,19 @@ def score_levels(seed: int, layer: str, count: int) -> Iterator[np.ndarray]:
 
 
 def standard_deviation(fan_in: int, prune: float, gain: float = KAIMING_GAIN) -> float:
-    """`gain / sqrt(fan_in * (1 - prune))`: scaled by the fan-in that survives, so that pruning keeps the variance."""
+    """`gain / sqrt(fan_in * (1 - prune))`: with the fan-in that survives, pruning keeps the variance."""
     return gain / math.sqrt(max(fan_in * (1 - prune), 1.0))
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What an init scheme draws magnitudes for: one layer, with the standard deviation that its fan-in asks for.
+    """What an init scheme draws: the magnitudes of one layer.
 
-    `words(count)` gives the first 64-bit words of a stream of the scheme's own, the same on every machine.
+    Attributes:
+        seed: The seed of the ticket.
+        layer: The layer's name.
+        count: How many magnitudes to return.
+        std: The standard deviation that the layer's fan-in asks for.
     """
 
     seed: int
@@ -111,13 +127,13 @@ class Draw:
     std: float
 
     def words(self, count: int) -> np.ndarray:
-        """Raw, little-endian, 64-bit words from the stream that belongs to this seed and layer."""
+        """The first `count` 64-bit words of the stream of this seed and layer, little-endian."""
         return _words(self.seed, self.layer, "magnitudes", count)
 
 
 @init_schemes.register("kaiming_normal")
 def kaiming_normal(draw: Draw) -> np.ndarray:
-    """Half-normal magnitudes times the standard deviation: with the signs, a normal distribution."""
+    """Half-normal magnitudes times the standard deviation: with signs, a normal distribution."""
     values = magnitudes(draw.seed, draw.layer, draw.count)
     values *= np.float32(draw.std)
     return values
@@ -125,18 +141,17 @@ def kaiming_normal(draw: Draw) -> np.ndarray:
 
 @init_schemes.register("signed_constant")
 def signed_constant(draw: Draw) -> np.ndarray:
-    """The standard deviation for every magnitude."""
+    """Every magnitude is the standard deviation."""
     return np.full(draw.count, draw.std, np.float32)
 
 
 def frozen_weight(
     seed: int, layer: str, shape: tuple[int, ...], scheme: str, std: float
 ) -> np.ndarray:
-    """The frozen weights of one layer (float32), in row-major order of `shape`: signs from their own stream, times the
-    magnitudes that the init scheme of this name draws.
+    """The frozen weights of one layer (float32): signs times magnitudes of the named scheme.
 
     Raises:
-        BadConfig: There is no such scheme, or it draws something else than non-negative magnitudes.
+        BadConfig: There is no such scheme, or it returns anything but non-negative magnitudes.
     """
     if not _drawing.get():
         return np.empty(shape, np.float32)
@@ -144,18 +159,17 @@ def frozen_weight(
     values = np.ascontiguousarray(init_schemes[scheme](draw), np.float32)
     if values.shape != (draw.count,) or not (values >= 0).all():
         raise BadConfig(
-            f"{layer}: the init scheme {scheme!r} has to return {draw.count} magnitudes, none of them negative."
+            f"{layer}: the init scheme {scheme!r} must return {draw.count} non-negative magnitudes."
         )
     bits = values.view(np.uint32)
-    bits ^= signs(seed, layer, draw.count).astype(np.uint32) << np.uint32(
-        31
-    )  # the sign bit of a float32
+    negative = signs(seed, layer, draw.count).astype(np.uint32)
+    bits ^= negative << np.uint32(31)  # the sign bit of a float32
     return values.reshape(shape)
 
 
 @functools.cache
 def _half_normal_table() -> np.ndarray:
-    """The quantiles of |N(0, 1)| at (i + 1/2) / 65536, by Wichura's AS 241 in plain IEEE operations."""
+    """The quantiles of |N(0, 1)| at (i + 1/2) / 65536: Wichura's AS 241 in IEEE operations."""
     upper = 0.5 - (np.arange(65536, dtype=np.float64) + 0.5) / 131072  # upper tail of N(0, 1)
     centre = 0.5 - upper
     near = 0.180625 - centre * centre
@@ -173,7 +187,7 @@ def _half_normal_table() -> np.ndarray:
 
 
 def _log(x: np.ndarray) -> np.ndarray:
-    """ln(x) without libm, whose last bit differs between platforms: x = m * 2^e, ln(m) by its atanh series."""
+    """ln(x) without libm, whose last bit differs between platforms, by the atanh series."""
     mantissa, exponent = np.frexp(x)
     z = (mantissa - 0.75) / (mantissa + 0.75)
     square = z * z

@@ -1,7 +1,7 @@
-"""The passes of a search step in C++, called through ctypes.
+"""The C++ passes of a search step, called through ctypes.
 
-The library is built when mptify is installed. Where there was no compiler, `library` is None and torch does the work, with
-the same masks and, to the last bit or so, the same numbers.
+The library is built when mptify is installed. Without a compiler, `library` is None, and torch
+does the work with the same masks and, up to rounding, the same numbers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _EDITION = 2
 _KINDS = {True: 0, False: 1, "weights": 2}  # gain · M ⊙ B, M ⊙ B, M ⊙ W
 _LEAST_REACH = (
     1 << 13
-)  # in units of the last place: a change by 0.1 %, which holds a thousandth of the scores
+)  # in units in the last place: a change by 0.1 %, which about 0.1 % of the scores are within
 
 
 class Hint(NamedTuple):
-    """Where the last threshold was, and how far around it to look for the next, both in float32's bits."""
+    """The last threshold, and how far from it to search for the next, both as float32 bits."""
 
     threshold: int
     reach: int
@@ -73,7 +73,7 @@ library = _load()
 
 
 def can_select(values: Tensor, weight: Tensor) -> bool:
-    """Whether the library can work on these: on a CPU, in float32, with nothing between the numbers."""
+    """Whether the library can process these tensors: contiguous float32 on a CPU."""
     return (
         library is not None
         and not torch.compiler.is_compiling()
@@ -88,7 +88,7 @@ def can_select(values: Tensor, weight: Tensor) -> bool:
 
 
 def can_map(*values: Tensor) -> bool:
-    """Whether the library can go through these side by side: as `can_select`, but in any order that they share."""
+    """Whether the library can map these tensors elementwise: dense float32, of equal strides."""
     return (
         library is not None
         and not torch.compiler.is_compiling()
@@ -106,7 +106,7 @@ def can_map(*values: Tensor) -> bool:
 def select(
     scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | str, hint: Hint
 ) -> tuple[float, Hint]:
-    """Write the effective weight into `out`; returns the gain, and a hint for the next time."""
+    """Write the effective weight into `out`; return the gain, and a hint for the next call."""
     assert library is not None
     gain = ctypes.c_float()
     threshold = library.mptify_select(
@@ -126,11 +126,11 @@ def select(
 
 
 def score_gradient(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -> Tensor:
-    """grad ⊙ weight ⊙ sgn(scores) · by, or with `signs` the weight's signs in place of the weight."""
+    """The score gradient: grad ⊙ weight ⊙ sgn(scores) · by, with the weight's signs if `signs`."""
     assert library is not None
     out = torch.empty_like(
         scores
-    )  # strides of dimensions of size 1 as they are there: DistributedDataParallel compares them
+    )  # with equal strides even where a size is 1, which DistributedDataParallel compares
     library.mptify_score_gradient(
         grad.data_ptr(),
         weight.data_ptr(),
@@ -153,7 +153,7 @@ def sign(x: Tensor) -> Tensor:
 
 
 def sign_gradient(grad: Tensor, x: Tensor, width: float) -> Tensor:
-    """The gradient of a sign's spline: grad · max(0, 2/t · (1 - |x|/t))."""
+    """The gradient of the sign's estimator: grad · max(0, 2/t · (1 - |x|/t))."""
     assert library is not None
     out = torch.empty_like(x)
     library.mptify_sign_gradient(

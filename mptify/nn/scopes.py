@@ -1,4 +1,4 @@
-"""Pruning scopes: which layers share a budget of survivors. A scope is registered by the name that `scope=` takes."""
+"""Pruning scopes: which layers share a budget of survivors, registered by name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["GlobalThreshold", "SharedThreshold", "per_layer"]
 
 @scopes.register("layer")
 def per_layer(layers: list[Any], prune: float, floor: float) -> None:
-    """Each layer keeps its own share (the paper's scope): layers share nothing."""
+    """Each layer keeps its own share (the paper's scope)."""
 
 
 class SharedThreshold:
-    """Base class of scopes whose layers' masks come from all of their scores together.
+    """Base class of scopes that select the survivors of several layers together.
 
     A subclass implements `select`. Layers that share their scores count once.
 
     Args:
         layers: The ticket layers, in the order of the network.
         prune: The fraction of all their weights that is removed.
-        floor: The share of its weights that every layer keeps at least (one weight at the least).
+        floor: The share of its weights that every layer keeps at least, and at least one weight.
     """
 
     def __init__(self, layers: list[Any], prune: float, floor: float):
@@ -39,14 +39,14 @@ class SharedThreshold:
             layer.threshold = self
 
     def select(self, scores: list[Tensor], kept: int) -> list[Tensor]:
-        """Choose the survivors.
+        """Select the survivors.
 
         Args:
             scores: The scores of each layer.
             kept: How many weights of all layers survive.
 
         Returns:
-            A boolean mask for each layer, in the shape of its scores, on their device.
+            A boolean mask for each layer, with the shape and device of its scores.
         """
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class SharedThreshold:
         return max(1, math.ceil(count * self.floor))
 
     def set_prune_(self, prune: float) -> None:
-        """Remove another fraction from now on."""
+        """Change the fraction that is removed."""
         counts = [layer.count for layer in self._owners()]
         self.kept = max(topk.kept_count(sum(counts), prune), sum(map(self.floor_of, counts)))
 
@@ -74,14 +74,14 @@ class SharedThreshold:
             ):
                 what = f"a boolean mask of shape {tuple(layer.scores.shape)} with at least one survivor"
                 raise MptifyError(
-                    f"{layer.ticket_name}: {type(self).__name__}.select has to return {what}."
+                    f"{layer.ticket_name}: {type(self).__name__}.select must return {what}."
                 )
         by_scores = dict(zip((id(layer.scores) for layer in owners), masks, strict=True))
         for layer in self.layers:
             layer.set_mask_(by_scores[id(layer.scores)])
 
     def _owners(self) -> list[Any]:
-        """The layers without those whose scores are another's."""
+        """One layer for each tensor of scores."""
         owners: dict[int, Any] = {}
         for layer in self.layers:
             owners.setdefault(id(layer.scores), layer)
@@ -92,8 +92,8 @@ class SharedThreshold:
 class GlobalThreshold(SharedThreshold):
     """One ranking over all layers.
 
-    Each layer first keeps its `floor` of largest |score|, so that none dies. The rest of the budget goes to the largest
-    |score| of all; ties go to the earlier layer, then to the lower flat index.
+    Each layer first keeps its `floor` of largest |score|, so that none dies. The largest remaining
+    |scores| fill the budget; ties go to the earlier layer, then to the lower flat index.
     """
 
     def select(self, scores: list[Tensor], kept: int) -> list[Tensor]:

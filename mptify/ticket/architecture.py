@@ -1,4 +1,4 @@
-"""Names for the networks of tickets: the one a caller gives has to be that of the model."""
+"""Check that a name fits the network of a ticket."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def architecture_named(name: Any, arguments: Any = None) -> Architecture:
 
 
 def require_fit(model: nn.Module, architecture: Architecture) -> nn.Module:
-    """The dense network of a name; raises `TicketMismatch` unless it has the weights of a ticket model.
+    """The dense network of a name, on the meta device where possible.
 
-    Of timm's and torchvision's networks, the class has to be the same too: a ResNet of either has the other's weights.
+    Raises:
+        TicketMismatch: Its weights, or for timm and torchvision its class, are not those of the
+            ticket model. (A ResNet of timm has the weights of torchvision's.)
     """
     built = _built(architecture)
     dense = _weights(built)
@@ -52,7 +54,7 @@ def require_fit(model: nn.Module, architecture: Architecture) -> nn.Module:
     )
     known = {
         id(weight) for name, weight in dense.items() if name in ours or _owner(name) in ours
-    }  # shared ones by any name
+    }  # shared ones under any name
     for name, weight in dense.items():
         if id(weight) not in known:
             _refuse(architecture, name, tuple(weight.shape), None)
@@ -72,12 +74,12 @@ def _class_of(model: nn.Module) -> str:
 
 
 def _weights_of(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What tickets cover, and other weights that depend on the network's size, such as position embeddings."""
+    """The weights that tickets cover, and others of two or more dimensions."""
     yield from ((layer.name, layer.shape) for layer in plan_of(model).layers if not layer.tied_to)
     tickets = [module for module in model.modules() if isinstance(module, Ticketed)]
     own = {
         id(parameter) for module in tickets for parameter in module._parameters.values()
-    }  # graphs may name them once more
+    }  # graphs may hold them under a second name
     for name, weight in _weights(model).items():
         if id(weight) not in own:
             yield name, tuple(weight.shape)
@@ -106,7 +108,7 @@ def _built(architecture: Architecture) -> nn.Module:
                 return registry.build(entry, **architecture.arguments)
     except MptifyError:
         raise
-    except Exception as error:  # whatever a builder makes of arguments that it was never built with
+    except Exception as error:  # any error of a builder about unusual arguments
         raise BadConfig(
             f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}."
         ) from error
@@ -123,7 +125,7 @@ def _refuse(
         or "no arguments"
     )
     raise TicketMismatch(
-        f"architecture={str(architecture)!r}: that network, built with {given}, is another one than the model: "
+        f"architecture={str(architecture)!r}: that network, built with {given}, is not the model: "
         f"its {name} is {_sizes(theirs)}, the model's {_sizes(ours)}; give its name and arguments, or no name."
     )
 

@@ -1,4 +1,4 @@
-"""Networks that a file names: built without weights of their own, and made ready to be filled."""
+"""Build the network that a file names, without its initial weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["build", "emptied"]
 
 
 def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
-    """A ticket model of bare layers, ready to be filled; what was on `meta` has memory afterwards."""
+    """A ticket model without scores, with memory for all tensors, to be filled from a file."""
     with init.undrawn():
         model = transform(
             model, **dict(ticket.config) | {"scope": "layer"}
-        )  # which layer keeps how many is in the file
+        )  # the file says how many each layer keeps
     first: dict[str, Any] = {}
     for layer in ticket_layers(model).values():
         layer.drop_scores_(first.get(layer.ticket_name))
@@ -40,7 +40,7 @@ def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
         for (
             name,
             buffer,
-        ) in module._buffers.items():  # of norms that surgery put where weights on `meta` are
+        ) in module._buffers.items():  # of norms that surgery has inserted
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.zeros_like(buffer, device="cpu")
     dtype = getattr(torch, ticket.dtype)
@@ -52,7 +52,11 @@ def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
 
 
 def build(ticket: Ticket, path: str | Path, parameters: int) -> nn.Module:
-    """The dense network that a file names; one with many more than `parameters`, which the file speaks of, is refused."""
+    """The dense network that a file names.
+
+    Raises:
+        TicketMismatch: The file names no network, or one with many more than `parameters`.
+    """
     architecture = ticket.architecture
     if architecture is None:
         raise TicketMismatch(
@@ -64,19 +68,19 @@ def build(ticket: Ticket, path: str | Path, parameters: int) -> nn.Module:
         return _without_weights(entry, architecture)
     except MptifyError:
         raise
-    except Exception as error:  # whatever a builder makes of arguments that it was never built with
+    except Exception as error:  # any error of a builder about unusual arguments
         raise TicketMismatch(
             f"{path}: {architecture} can't be built with {architecture.arguments}: {error}."
         ) from error
 
 
 def _without_weights(entry: registry.Entry, architecture: Architecture) -> nn.Module:
-    """The network with its parameters on `meta`; a real one where its builder computes with their values."""
+    """The network with its parameters on `meta`, unless its builder computes with their values."""
     blank = InitMode("blank")
     try:
         with blank:
             network = registry.build(entry, **architecture.arguments)
-    except Exception:  # a builder that can't do with blank weights; if something else is wrong, it is so again below
+    except Exception:  # the builder needs weights; other errors recur below
         blank.read_blank = True
     if not blank.read_blank:
         return _emptied_parameters_(network)
@@ -85,7 +89,7 @@ def _without_weights(entry: registry.Entry, architecture: Architecture) -> nn.Mo
 
 
 def _emptied_parameters_(network: nn.Module) -> nn.Module:
-    """Move parameters to `meta`, where they need no memory; those that modules share stay shared."""
+    """Move parameters to `meta`, which takes no memory; shared ones stay shared."""
     empty: dict[int, nn.Parameter] = {}
     for module in network.modules():
         for name, parameter in module._parameters.items():
@@ -101,18 +105,16 @@ def _emptied_parameters_(network: nn.Module) -> nn.Module:
 def _require_size(
     architecture: Architecture, entry: registry.Entry, path: str | Path, here: int
 ) -> None:
-    """Refuse a small file that names a huge network before its memory is taken; what can't be built on `meta` is fixed in size."""
+    """Refuse a small file that names a huge network, before allocating its memory."""
     try:
         with torch.device("meta"):
             network = registry.build(entry, **architecture.arguments)
     except (
         Exception
-    ):  # torchvision's regnets and detectors; a wrong argument is told by building it really
+    ):  # torchvision's regnets and detectors can't be built there; wrong arguments fail later
         return
     there = sum(parameter.numel() for parameter in network.parameters())
-    if there > 2 * here + (
-        1 << 20
-    ):  # biases may have been dropped, and of small networks they are much
+    if there > 2 * here + (1 << 20):  # biases may have been dropped
         raise TicketMismatch(
-            f"{path}: {entry} has {there:,} parameters, and the file speaks of {here:,}; it was not made from that network."
+            f"{path}: {entry} has {there:,} parameters, but the file describes {here:,}; it was not made from that network."
         )

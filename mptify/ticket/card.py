@@ -1,4 +1,4 @@
-"""A model card from a ticket: the header that the Hugging Face Hub reads, and a page below it."""
+"""A model card for the Hugging Face Hub, from a ticket."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ __all__ = ["hub_dataset", "model_card"]
 def model_card(
     summary: Summary, file: str, license: str | None = None, dataset: str | None = None
 ) -> str:
-    """The text of a README.md. Every figure in it comes from the ticket.
+    """The text of a README.md, with figures from the ticket only.
 
-    `license` and `dataset`, a data set's id on the Hub, are stated if they are given; the latter also
-    where the ticket's notes name a data set that the Hub is known to have.
+    Args:
+        ticket: The ticket.
+        size: The size of its file in bytes.
+        license: The licence to state.
+        dataset: The id of a data set on the Hub; by default that of the search, where it is known.
     """
     return "\n".join([*_header(summary, license, dataset), *_page(summary, file)]) + "\n"
 
 
 def hub_dataset(source: Any) -> str | None:
-    """The Hub's id of what a search was run on, as far as that is known; a folder's name is none."""
+    """The Hub's id of the data that a search ran on, where it is known."""
     kind, _, place = source.partition(":") if isinstance(source, str) else ("", "", "")
     if kind in ("cifar10", "cifar100"):
         return f"uoft-cs/{kind}"

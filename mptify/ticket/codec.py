@@ -1,4 +1,7 @@
-"""A Ticket and its bytes, both ways side by side. Never sees an `nn.Module`; docs/format.md says the same in words."""
+"""Encode tickets as bytes, and decode them. docs/format.md specifies the format.
+
+This module never handles an `nn.Module`.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ __all__ = [
 ]
 
 KEY, VERSION = "mptify", 2
-MOST_HEADER = 1 << 24  # bytes of JSON; the largest network there is needs a hundredth of it
+MOST_HEADER = 1 << 24  # bytes of JSON, a hundred times what the largest network needs
 MOST_CONSTANT, MOST_DESCRIBED = (
     1 << 20,
     1 << 24,
-)  # numbers in a tensor that is full of one, and in all of these
+)  # numbers in one filled tensor, and in all of them
 MOST_WEIGHTS, WEIGHTS_PER_BYTE = (
     1 << 26,
     256,
-)  # in all: so many, and so many more for each byte of the file
+)  # in total: this many, plus this many for each byte of the file
 _MOST_ARGUMENT = {"num_classes": 1 << 17, "in_chans": 1 << 10, "input_size": 1 << 12}
 MOST_DIMENSIONS, MOST_SIZE, MOST_NAME = 8, 1 << 31, 512
 SECTIONS = {
@@ -65,7 +68,7 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class _Bits:
-    """A field of booleans that takes one bit each in memory; what is read is an array of its own."""
+    """A field of booleans that takes one bit each in memory; reading it unpacks a new array."""
 
     def __get__(self, layer: Any, owner: Any = None) -> np.ndarray:
         if layer is None:
@@ -85,12 +88,16 @@ class _Bits:
 
 @dataclass(frozen=True, eq=False)
 class TicketLayer:
-    """Which weights of one layer survive, and what they are.
+    """The survivors of one layer.
 
-    `mask` is made from bits whenever it is read: of a whole network, only one layer's need ever be there at full size.
-    `gain` is the scale of 1-bit weights; of 32-bit ones that the seed says, it is the standard deviation they are drawn with.
-    `signs` (True where negative) and `values` are given for the survivors only, in flat order, and only where the seed
-    does not say them.
+    Attributes:
+        name: The layer's name.
+        mask: Which weights survive. It is stored as bits, and unpacked whenever it is read.
+        gain: The scale of 1-bit weights; for 32-bit weights drawn from the seed, their standard
+            deviation.
+        signs: For the survivors in flat order, True where negative; None if the seed determines
+            them.
+        values: The survivors' 32-bit weights in flat order; None if the seed determines them.
     """
 
     name: str
@@ -99,7 +106,7 @@ class TicketLayer:
     signs: np.ndarray | None = None
     values: np.ndarray | None = None
 
-    if TYPE_CHECKING:  # what the mask leaves behind
+    if TYPE_CHECKING:  # set with the mask
         bits: ClassVar[np.ndarray]
         shape: ClassVar[tuple[int, ...]]
         size: ClassVar[int]
@@ -109,7 +116,7 @@ class TicketLayer:
         return f"TicketLayer({self.name!r}, {self.shape}, kept={self.kept:,}, gain={self.gain:.4g})"
 
     def weights(self, config: TicketConfig) -> np.ndarray:
-        """Frozen weights with which a ticket layer computes what the searched one did; of pruned ones, anything."""
+        """Frozen weights that give the ticket's effective weight; pruned ones are arbitrary."""
         if self.values is not None:
             full = np.zeros(self.shape, np.float32)
             full[self.mask] = self.values
@@ -121,7 +128,7 @@ class TicketLayer:
         )
 
     def negative(self, seed: int) -> np.ndarray:
-        """Where the frozen weight is negative, in the mask's shape; of pruned weights, what the seed says or nothing."""
+        """Where the frozen weight is negative; arbitrary for pruned weights."""
         if self.signs is None and self.values is None:
             return init.signs(seed, self.name, self.size).reshape(self.shape)
         full = np.zeros(self.shape, bool)
@@ -131,9 +138,9 @@ class TicketLayer:
 
 @dataclass(frozen=True, eq=False)
 class Ticket:
-    """A found ticket as plain data: masks, gains and learned floats, and how to draw and build the rest.
+    """A ticket as plain data: masks, gains, learned floats, and how to rebuild the rest.
 
-    Two tickets are equal if everything that is decoded from their files is.
+    Two tickets are equal if all of their content is.
     """
 
     config: TicketConfig
@@ -142,11 +149,11 @@ class Ticket:
     architecture: Architecture | None = None
     dtype: str = "float32"
     constants: str = (
-        ""  # SHA-256 of the network's integer buffers, which belong to the architecture
+        ""  # SHA-256 of the network's integer buffers, which are part of the architecture
     )
     notes: dict[str, Any] = field(
         default_factory=dict
-    )  # whatever a reader may want to know: recipe, accuracy, data
+    )  # further information: recipe, accuracy, data
 
     def __repr__(self) -> str:
         made = f"{self.architecture or 'a module'}, {self.config.bits}"
@@ -160,7 +167,7 @@ class Ticket:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that the ticket says, as hexadecimal digits."""
+        """SHA-256 of the content, in hexadecimal."""
         return _digest(_description(self), self)
 
     @property
@@ -173,7 +180,7 @@ class Ticket:
 
     @property
     def stored_floats(self) -> int:
-        """Numbers that the file holds one by one; a tensor full of one number is described instead."""
+        """How many numbers the file stores; filled tensors are described instead."""
         return sum(value.size for value in self.floats.values() if _constant(value) is None)
 
 
@@ -181,7 +188,7 @@ class Ticket:
 
 
 def to_bytes(ticket: Ticket) -> bytes:
-    """The file, the same bytes for the same ticket."""
+    """The bytes of the ticket's file; equal tickets give equal bytes."""
     _check_arrays(ticket)
     blobs = [
         masks.encode(layer.mask, _levels(layer, ticket.config)) for layer in ticket.layers.values()
@@ -212,7 +219,7 @@ def to_bytes(ticket: Ticket) -> bytes:
         found, _ = _parse(data)
     except DamagedTicket as error:
         raise BadConfig(
-            f"This ticket can't be written, since no reader would take it: {error}"
+            f"This ticket can't be written, since no reader would accept it: {error}"
         ) from None
     assert all(
         np.array_equal(found.layers[name].bits, layer.bits) for name, layer in ticket.layers.items()
@@ -221,7 +228,7 @@ def to_bytes(ticket: Ticket) -> bytes:
 
 
 def _levels(layer: TicketLayer, config: TicketConfig) -> masks.Levels | None:
-    """The first scores, unless the layer's signs are stored to make a file that needs no generator."""
+    """The levels of the initial scores, unless the file must be readable without a generator."""
     if config.init != "keep" and _origin(layer) != "seed":
         return None
     return functools.partial(init.score_levels, config.seed, layer.name, layer.size)
@@ -259,7 +266,7 @@ def _joined_signs(ticket: Ticket) -> np.ndarray:
 
 
 def _constant(value: np.ndarray) -> float | None:
-    """The one number that a tensor is full of, which then stands for it in the description."""
+    """The number that a tensor is filled with, if it is."""
     if not 0 < value.size <= MOST_CONSTANT or (
         value.tobytes() != value.reshape(-1)[:1].tobytes() * value.size
     ):
@@ -269,7 +276,7 @@ def _constant(value: np.ndarray) -> float | None:
 
 
 def _description(ticket: Ticket) -> dict[str, Any]:
-    """All but the sections, as JSON has it."""
+    """The description without lengths and digest."""
     floats: list[list[Any]] = []
     for name, value in ticket.floats.items():
         constant = _constant(value)
@@ -313,14 +320,18 @@ def _origin(layer: TicketLayer) -> str:
 
 
 def as_json(value: Any) -> str:
-    """The one way in which a value is written; `ValueError` or `TypeError` for what JSON can't say."""
+    """The canonical JSON of a value.
+
+    Raises:
+        TypeError, ValueError: JSON cannot represent it.
+    """
     return json.dumps(
         value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
     )
 
 
 def _digest(description: Mapping[str, Any], ticket: Ticket) -> str:
-    """Over the description, then per layer its mask, its survivors' signs, its gain and stored values, then the floats."""
+    """The digest: of the description, then of each layer, then of the floats."""
     whole = hashlib.sha256(as_json(description).encode())
     for layer in ticket.layers.values():
         mask = layer.mask.reshape(-1)
@@ -342,17 +353,21 @@ def _digest(description: Mapping[str, Any], ticket: Ticket) -> str:
 
 
 def from_bytes(data: bytes) -> Ticket:
-    """The ticket in a file, or `DamagedTicket`: nothing is half-used."""
+    """The ticket in a file.
+
+    Raises:
+        DamagedTicket: It is not a valid ticket.
+    """
     ticket, description = _parse(data)
     if description["sha256"] != _digest(_without_lengths(description), ticket):
         raise DamagedTicket(
-            "The file is damaged: what it holds is not what was written (its SHA-256 differs)."
+            "The file is damaged: its content is not what was written (its SHA-256 differs)."
         )
     return ticket
 
 
 def _parse(data: bytes) -> tuple[Ticket, dict[str, Any]]:
-    """What a file says, all but its digest checked."""
+    """The ticket and description of a file; the digest is not checked yet."""
     description = _read_description(data)
     sections = _read_sections(data)
     config = read_config(description["config"])
@@ -387,7 +402,7 @@ def _parse(data: bytes) -> tuple[Ticket, dict[str, Any]]:
 
 
 def coded_masks(data: bytes) -> dict[str, bytes]:
-    """Of a file that `from_bytes` took: each layer's mask as it is coded there."""
+    """The coded mask of each layer of a valid file."""
     section = _read_sections(data)["masks"]
     return {row[0]: bytes(section.take(row[-1])) for row in _read_description(data)["layers"]}
 
@@ -398,10 +413,10 @@ def _without_lengths(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metadata(data: bytes) -> dict[str, dict[str, Any]]:
-    """What a safetensors file of ours says of itself, by key; `data` is the file, or its beginning."""
+    """The metadata of a safetensors file, by key; `data` is the file or its beginning."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, MOST_HEADER):
-        raise DamagedTicket("This is no ticket, or one cut short (no safetensors file).")
+        raise DamagedTicket("This is not a ticket, or a truncated one (not a safetensors file).")
     metadata = _parsed(data[8 : 8 + length]).get("__metadata__")
     texts = metadata.items() if isinstance(metadata, dict) else ()
     return {
@@ -440,24 +455,24 @@ def _read_description(data: bytes) -> dict[str, Any]:
 def _parsed(text: bytes) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
-            raise ValueError("a name is there twice")
+            raise ValueError("a name occurs twice")
         return dict(pairs)
 
     def no_constant(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     try:
         parsed = json.loads(text.decode(), object_pairs_hook=once, parse_constant=no_constant)
-        as_json(parsed).encode()  # 1e999 and half characters come in, but would not go out again
+        as_json(parsed).encode()  # json reads 1e999 and lone surrogates, but cannot write them
     except (ValueError, RecursionError) as error:
         raise DamagedTicket(f"The file's description can't be read: {error}.") from None
     if not isinstance(parsed, dict):
-        raise DamagedTicket("The file's description is no JSON object.")
+        raise DamagedTicket("The file's description is not a JSON object.")
     return parsed
 
 
 class _Section:
-    """Bytes that are handed out from front to back; true while some are left."""
+    """Bytes that are read from front to back; true while some are left."""
 
     def __init__(self, values: np.ndarray):
         self.data, self.dtype, self.at = memoryview(values.tobytes()), values.dtype, 0
@@ -480,12 +495,12 @@ def _read_sections(data: bytes) -> dict[str, _Section]:
         ValueError,
         KeyError,
         TypeError,
-    ) as error:  # the last two: of a type that NumPy lacks
-        raise DamagedTicket(f"This is no whole safetensors file: {error}.") from None
+    ) as error:  # the last two for types that NumPy lacks
+        raise DamagedTicket(f"This is not a complete safetensors file: {error}.") from None
     for name, values in found.items():
         if str(values.dtype) not in SECTIONS.get(name, ()) or values.ndim != 1:
             raise DamagedTicket(
-                f"The file holds {name[:60]!r}, which is no part of a ticket, or of another type than there."
+                f"The file holds {name[:60]!r}, which is not part of a ticket, or has the wrong type."
             )
     return {name: _Section(found.get(name, np.zeros(0, np.uint8))) for name in SECTIONS}
 
@@ -507,7 +522,7 @@ def read_config(value: Any) -> TicketConfig:
     try:
         return make_config(value | {"prune_overrides": dict(pairs)})
     except BadConfig as error:
-        raise DamagedTicket(f"The file's settings mean nothing: {error}") from None
+        raise DamagedTicket(f"The file's settings are invalid: {error}") from None
 
 
 def _read_name(value: Any, taken: Mapping[str, Any]) -> str:
@@ -579,7 +594,7 @@ def _read_floats(rows: Any, itemsize: Any, sections: dict[str, _Section]) -> dic
         ]
     )
     if section and section.dtype != kind:
-        raise DamagedTicket("The file's floats are of another type than it says.")
+        raise DamagedTicket("The file's floats have another type than described.")
     floats: dict[str, np.ndarray] = {}
     described = 0
     for row in _expect(rows, list, lambda rows: True, "a list of floats"):

@@ -17,11 +17,21 @@ __all__ = ["Ensemble"]
 
 
 class Ensemble(nn.Module):
-    """An ensemble whose members share the memory of one network: `forward` deals each ticket in turn and averages.
+    """Several tickets that share the memory of one network.
 
-    A member adds nothing but its file's bytes. The average is that of the members' class probabilities, as logarithms.
+    `forward` puts each ticket into the network in turn, and averages the class probabilities; it
+    returns their logarithms. A member costs only the bytes of its file.
 
-        ensemble = mptify.Ensemble(mptify.load("a.ticket"), paths)
+    Args:
+        model: A ticket model.
+        tickets: Tickets of this network, or their files.
+
+    Raises:
+        BadConfig: There is no ticket.
+        TicketMismatch: A ticket is of another network.
+
+    Example:
+        ensemble = mptify.Ensemble(mptify.load("a.ticket"), ["a.ticket", "b.ticket"]).eval()
     """
 
     def __init__(self, model: nn.Module, tickets: Iterable[Ticket | str | Path]):
@@ -43,7 +53,7 @@ class Ensemble(nn.Module):
 
     @property
     def size(self) -> int:
-        """Bytes that the members add to the backbone."""
+        """The bytes that all members take in addition to the network."""
         return sum(map(len, self.members))
 
     def forward(self, *inputs: Any) -> Tensor:

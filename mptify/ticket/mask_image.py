@@ -1,4 +1,4 @@
-"""Masks as a picture: for each layer, how dense it is where filter meets channel."""
+"""Draw masks: the density of each layer by filter and channel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_PIXELS = 96  # per side of one layer's panel
 
 
 def draw_masks(ticket: Ticket, path: Path) -> None:
-    """One panel per layer: filters downwards, input channels to the right, brightness the share that survives there."""
+    """One panel per layer: rows are filters, columns are input channels, brightness is density."""
     from matplotlib.figure import Figure
 
     layers = list(ticket.layers.values())
@@ -53,7 +53,7 @@ def draw_masks(ticket: Ticket, path: Path) -> None:
 
 
 def _shrunk(plane: np.ndarray) -> np.ndarray:
-    """Averages over blocks, so that a panel has at most so many pixels."""
+    """Average over blocks, so that a panel has at most `size` pixels per side."""
     for axis in (0, 1):
         size = plane.shape[axis]
         edges = np.linspace(0, size, min(size, MOST_PIXELS) + 1).astype(int)

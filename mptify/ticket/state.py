@@ -1,8 +1,9 @@
-"""From a model to its ticket and back, side by side; and files, written whole or not at all.
+"""Take the ticket of a model, and put a ticket into a model; read and write files.
 
-A loaded network holds each weight once: its layers are bare, without scores. A ticket that is swapped into a live ticket model
-takes the place of scores and weights there: the latter are ± the stored gain, the former 1 where the mask is and 0 elsewhere, so that
-mask, gain and effective weight come out of the usual arithmetic, to the bit. Either way no magnitude is drawn.
+A loaded network holds each weight once, without scores. `swap_` puts a ticket into a ticket model
+that has scores: weights become ± the stored gain, and scores 1 for survivors and 0 elsewhere. The
+usual arithmetic then gives the same mask, gain and effective weight, bit for bit. Neither draws
+magnitudes.
 """
 
 from __future__ import annotations
@@ -51,9 +52,18 @@ def ticket_of(
     float16: bool = False,
     notes: dict[str, Any] | None = None,
 ) -> Ticket:
-    """What is left of a ticket model when its scores are thrown away.
+    """The ticket of a ticket model: everything but the scores.
 
-    `standalone` stores the survivors' signs although the seed could say them; `float16` halves the floats, at a loss.
+    Args:
+        model: A ticket model, or one wrapped as `save` accepts it.
+        architecture: How to build the dense network.
+        standalone: Whether to store the survivors' signs even if the seed determines them.
+        float16: Whether to store other floats in 16 bits, at a loss.
+        notes: Further information, as JSON values.
+
+    Raises:
+        BadConfig: An argument is invalid, or the model's floats cannot be stored.
+        MptifyError: The model has lost ticket layers.
     """
     if architecture is not None and not isinstance(architecture, Architecture):
         raise BadConfig(
@@ -80,7 +90,7 @@ def ticket_of(
 
 
 def _unwrapped(model: Any) -> Any:
-    """The ticket model inside of DataParallel, DistributedDataParallel, torch.compile or a Lightning module."""
+    """The ticket model inside DataParallel, DistributedDataParallel, torch.compile or Lightning."""
     if not isinstance(model, nn.Module) or "ticket_plan" in vars(model):
         return model
     inside = [part for part in model.modules() if "ticket_plan" in vars(part)]
@@ -88,12 +98,12 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _require_whole(model: nn.Module) -> None:
-    """Raise unless each layer of the plan is there: packed programs have kernels instead, and code may have replaced some."""
+    """Raise unless the model has all layers of its plan; packed programs, for instance, do not."""
     lost = sorted({layer.name for layer in plan_of(model).layers} - set(ticket_layers(model)))
     if lost:
         more = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
         raise MptifyError(
-            f"The model has lost the ticket layer {lost[0]}{more}, so there is no whole ticket to save; "
+            f"The model has lost the ticket layer {lost[0]}{more}, so its ticket can't be saved; "
             "save the ticket model that a packed program was made from, or transform the network after changing its layers."
         )
 
@@ -103,7 +113,7 @@ def _one_type(model: nn.Module) -> torch.dtype:
     found = {tensor.dtype: name for name, tensor in floats_of(model)} | found
     if len(found) > 1:
         raise BadConfig(
-            f"A ticket's network computes in one type, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}."
+            f"A ticket's network must compute in one dtype, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}."
         )
     return next(iter(found))
 
@@ -112,16 +122,16 @@ def _check_notes(notes: dict[str, Any] | None) -> None:
     try:
         as_json(notes or {}).encode()
     except (TypeError, ValueError) as error:
-        raise BadConfig(f"notes hold what JSON can't say: {error}.") from None
+        raise BadConfig(f"notes can't be written as JSON: {error}.") from None
 
 
 def _own_layers(model: nn.Module) -> dict[str, Any]:
-    """By name, each once: tied layers share their scores with the one they are tied to."""
+    """By name, each once; tied layers share scores."""
     return {layer.ticket_name: layer for layer in ticket_layers(model).values()}
 
 
 def _ticket_layer(layer: Any, config: TicketConfig, standalone: bool) -> TicketLayer:
-    """With what the seed says left out, if the seed says it: somebody may have put other weights there."""
+    """The survivors of a layer; signs and values only where the seed does not determine them."""
     mask = layer.mask.cpu().numpy()
     survivors = layer.survivor_values().cpu().numpy()
     gain = float(layer.gain) if layer.weight_bits == 1 else layer.init_std
@@ -152,7 +162,7 @@ def _as_array(name: str, tensor: Tensor, kind: Any) -> np.ndarray:
 
 
 def floats_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every float that the logits depend on, besides the tickets' own: learned ones, statistics, what stayed dense."""
+    """All floats besides weights and scores: learned ones, statistics, and dense layers."""
     seen: set[int] = set()
     for name, tensor in _state(model):
         if tensor.is_complex():
@@ -179,10 +189,10 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _constants(model: nn.Module) -> str:
-    """SHA-256 of the integer buffers with more than one number: index tables, which come with the architecture."""
+    """SHA-256 of the integer buffers with several elements: the architecture's index tables."""
     whole, any_of_them = hashlib.sha256(), False
     for name, tensor in _state(model):
-        if not tensor.is_floating_point() and tensor.numel() > 1:  # single ones are counters
+        if not tensor.is_floating_point() and tensor.numel() > 1:  # single elements are counters
             whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             whole.update(tensor.detach().cpu().contiguous().numpy().tobytes())
             any_of_them = True
@@ -193,9 +203,22 @@ def _constants(model: nn.Module) -> str:
 
 
 def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
-    """Put a ticket, or that of a file, into a live ticket model, in place: no tensor moves. On a mismatch nothing has changed.
+    """Put a ticket into a ticket model, in place.
 
-    Afterwards the model is the ticket's: its settings too, and a threshold that its layers shared is gone.
+    The model takes over the ticket's settings. A threshold that its layers share is dropped.
+
+    Args:
+        model: A ticket model of the same network.
+        ticket: A ticket, or its file.
+
+    Returns:
+        The model.
+
+    Raises:
+        TicketMismatch: The ticket is of another network. The model has not changed then.
+
+    Example:
+        mptify.swap_(model, "other.ticket")
     """
     ticket = read(ticket) if isinstance(ticket, (str, Path)) else ticket
     require_match(model, ticket)
@@ -224,7 +247,7 @@ def fill_floats_(model: nn.Module, ticket: Ticket) -> None:
 
 
 def require_match(model: nn.Module, ticket: Ticket) -> None:
-    """Raise `TicketMismatch`, saying where, unless the ticket was cut from such a model."""
+    """Raise `TicketMismatch` unless the ticket fits the model."""
     if not isinstance(model, nn.Module):
         raise TicketMismatch(f"A ticket model is needed, not {shown(model)}.")
     if not isinstance(ticket, Ticket):
@@ -239,7 +262,7 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
         one, other = getattr(theirs, setting), getattr(config, setting)
         if one != other:
             raise TicketMismatch(
-                f"The ticket is one of {setting}={one!r}, this model one of {setting}={other!r}."
+                f"The ticket has {setting}={one!r}, but this model has {setting}={other!r}."
             )
     dtype = str(_one_type(model)).removeprefix("torch.")
     if ticket.dtype != dtype:
@@ -250,21 +273,21 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
         for name in others:
             if name not in ours:
                 raise TicketMismatch(
-                    f"{name}: the ticket holds this {what}, and the model has none of that name."
+                    f"{name}: the ticket holds this {what}, but the model has none of that name."
                 )
         for name, one in ours.items():
             if name not in others:
                 raise TicketMismatch(
-                    f"{name}: the model has this {what}, and the ticket holds none of that name."
+                    f"{name}: the model has this {what}, but the ticket holds none of that name."
                 )
             want, got = tuple(one.shape), others[name].shape
             if want != got:
                 raise TicketMismatch(
-                    f"{name}: the ticket holds a {what} of shape {got}, this model's has {want}."
+                    f"{name}: the ticket holds a {what} of shape {got}, but this model's has {want}."
                 )
     if ticket.constants != _constants(model):
         raise TicketMismatch(
-            "The model's index tables (its integer buffers) are not those of the network that the ticket was cut from."
+            "The model's index tables (its integer buffers) are not those of the ticket's network."
         )
 
 
@@ -318,7 +341,7 @@ def save(
 
 
 def _remembered(model: nn.Module) -> Architecture | None:
-    """The architecture that `transform` built, unless the model has become another network since."""
+    """The architecture that the model's plan remembers, if the model is still that network."""
     whole = _unwrapped(model)
     plan = getattr(whole, "ticket_plan", None)
     built = getattr(plan, "architecture", None)
@@ -332,19 +355,24 @@ def _remembered(model: nn.Module) -> Architecture | None:
 
 
 def read(path: str | Path) -> Ticket:
-    """The ticket in a file, without building any network."""
+    """Read a ticket file, without building a network.
+
+    Raises:
+        DamagedTicket: The file is not a valid ticket.
+        MptifyError: The file can't be read.
+    """
     return read_both(path)[0]
 
 
 def read_both(path: str | Path) -> tuple[Ticket, bytes]:
-    """The ticket in a file, and the file."""
+    """The ticket in a file, and the file's bytes."""
     try:
         data = as_path(path).read_bytes()
         return from_bytes(data), data
     except IsADirectoryError:
         best = Path(path) / "best.ticket"
         raise MptifyError(
-            f"{path}: is a folder{f'; its ticket is {best}' if best.is_file() else ', and no ticket'}."
+            f"{path}: is a folder{f'; its ticket is {best}' if best.is_file() else ', not a ticket'}."
         ) from None
     except OSError as error:
         raise MptifyError(f"{path}: can't be read ({error.strerror}).") from None
@@ -353,5 +381,5 @@ def read_both(path: str | Path) -> tuple[Ticket, bytes]:
 
 
 def write(ticket: Ticket, path: str | Path) -> None:
-    """Write a ticket's file, whole or not at all."""
+    """Write a ticket's file atomically."""
     write_whole(as_path(path), to_bytes(ticket))

@@ -1,4 +1,4 @@
-"""Tickets in numbers: how small each mask is against its entropy, and how far two tickets agree."""
+"""Ticket summaries: the size of each mask, and how much two tickets agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["LayerOverlap", "LayerSummary", "Summary", "compare", "summarize"]
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One mask: its size as coded against n·H(kept/n), and how its density differs from filter to filter."""
+    """One mask: its coded size and entropy, and how its density varies over filters."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A ticket file: what it was made of and where its bytes go."""
+    """A ticket file: its origin, and what its bytes hold."""
 
     architecture: str | None
     arguments: dict[str, int]
@@ -63,7 +63,7 @@ class Summary:
 
 
 def summarize(ticket: Ticket, data: bytes) -> Summary:
-    """All that `mptify inspect` shows of a ticket and the file that it was read from."""
+    """What `mptify inspect` shows of a ticket and its file."""
     coded = coded_masks(data)
     layers = tuple(_layer(layer, coded[name]) for name, layer in ticket.layers.items())
     built = ticket.architecture
@@ -103,7 +103,10 @@ def _layer(layer: TicketLayer, blob: bytes) -> LayerSummary:
 
 @dataclass(frozen=True)
 class LayerOverlap:
-    """Two masks of one layer. `chance` is the share of the first's survivors that an unrelated mask would keep too."""
+    """Two masks of one layer.
+
+    `chance` is the share of the first's survivors that an unrelated mask would keep too.
+    """
 
     name: str
     kept: tuple[int, int]
@@ -114,7 +117,7 @@ class LayerOverlap:
 
 
 def compare(first: Ticket, second: Ticket) -> list[LayerOverlap]:
-    """Layer by layer, how many survivors two tickets of one network have in common."""
+    """How many survivors two tickets of one network share, layer by layer."""
     found = []
     for name, one in first.layers.items():
         other = second.layers.get(name)

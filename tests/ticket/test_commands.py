@@ -183,7 +183,7 @@ def test_tickets_of_different_networks_are_not_compared(files, tmp_path):
 
 
 def test_of_a_folder_its_ticket_is_named(files, tmp_path):
-    assert "is a folder, and no ticket" in str(run("inspect", tmp_path).exception)
+    assert "is a folder, not a ticket" in str(run("inspect", tmp_path).exception)
     (tmp_path / "best.ticket").write_bytes(files[0].read_bytes())
     assert f"its ticket is {tmp_path / 'best.ticket'}" in str(run("verify", tmp_path).exception)
 

@@ -168,7 +168,7 @@ HOSTILE = {
     "a layout of nothing": (set_in("kernels", "features_2", "layout", [32, 0, 1]), "is no layout"),
     "another layout": (set_in("kernels", "features_2", "layout", [32, 7, 3]), "lie outside of the image"),
     "more than it should": (set_in("more", 1), "lacks or adds something"),
-    "settings that mean nothing": (set_in("config", "prune", 7), "settings mean nothing"),
+    "settings that mean nothing": (set_in("config", "prune", 7), "settings are invalid"),
 }  # fmt: skip
 
 

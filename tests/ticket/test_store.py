@@ -535,7 +535,7 @@ def test_a_saver_killed_at_any_moment_leaves_a_whole_file(tmp_path):
 def test_a_packed_program_is_not_saved_as_a_ticket(name, tmp_path):
     ticketed = mptify.transform(timm.create_model(name), bits="1/1", prune=0.5).eval()
     packed = mptify.pack(ticketed, torch.randn(1, 3, 160, 160))
-    with pytest.raises(MptifyError, match=r"no whole ticket to save|no ticket model"):
+    with pytest.raises(MptifyError, match=r"ticket can.t be saved|not a ticket model"):
         mptify.save(packed, tmp_path / "a.ticket")
     assert list(tmp_path.iterdir()) == []
 
@@ -574,7 +574,7 @@ def test_wrapped_models_are_saved_as_what_they_wrap(wrap, bits, tmp_path, proces
     ("name", "arguments", "words"),
     [
         ("timm:test_vit", {}, "missing"),
-        ("torchvision:resnet18", {}, r"another one than the model"),
+        ("torchvision:resnet18", {}, r"is not the model"),
         ("timm:test_resnet", {}, r"its fc is 1000×\d+, the model's 10×\d+"),
         ("timm:test_resnet", {"num_classes": 7}, r"num_classes=7, .* its fc is 7×"),
         ("timm:test_resnet", {"num_classes": 10, "in_chans": 1}, r"its conv1\S* is \d+×1×3×3"),

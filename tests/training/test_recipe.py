@@ -51,9 +51,9 @@ def test_every_recipe_is_right_and_comes_back_from_its_yaml(name, tmp_path):
     [
         ("digit", None, "There is no recipe 'digit'; did you mean 'digits'?"),
         ("none.yaml", None, "none.yaml: there is no such file"),
-        ("a.yaml", "lr: [1", "this is no YAML (line"),
+        ("a.yaml", "lr: [1", "this is not YAML (line"),
         ("a.yaml", "- lr\n", "a recipe is a list of `key: value` lines"),
-        ("a.yaml", "\x80", "this is no YAML"),
+        ("a.yaml", "\x80", "this is not YAML"),
         ("a.yaml", "lr: 1\nepochs: 3\nlr: 2\n", "a.yaml: lr is set twice, the second time in line 3"),
     ],
 )
