@@ -80,7 +80,7 @@ def test_layers_see_signs(seed):
     assert unnormalised_signs(ticketed) == []
     assert wrongly_trainable(ticketed) == []
     assert all(left.obstacle.reason is Reason.UNTRACED_USE and left.name.rpartition(".")[0] in plan.untraced for left in plan.left_dense)
-    exempt = {layer.name for layer in plan.layers if layer.before in ("pixels", "pooled features")}
+    exempt = {layer.name for layer in plan.layers if layer.input.is_exempt}
     executed = set()
     with torch.no_grad():
         for training in (True, False):

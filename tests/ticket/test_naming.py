@@ -30,7 +30,7 @@ def require_fit(model, name, **arguments):
         (lambda: conv2(), "timm:test_vit", "its features.0 is missing, the model's 64×3×3×3"),
         (lambda: conv2(num_classes=7), "mptify:conv2", "its classifier.5 is 10×256, the model's 7×256"),
         (lambda: conv2(in_chans=1), "mptify:conv2", "its features.0 is 64×3×3×3, the model's 64×1×3×3"),
-        (lambda: Plain(), "mptify:conv2", "built with no arguments, is another one"),
+        (lambda: Plain(), "mptify:conv2", "built with no arguments, is not the model"),
     ],
 )
 def test_a_name_that_does_not_fit_is_refused(model, name, words, bits, tmp_path):
