@@ -106,8 +106,8 @@ def _of_run(folder: Path) -> ReportData:
     run = Run(folder)
     if not run.recipe.is_file():
         raise MptifyError(
-            f"{folder} holds no run: there is no recipe.yaml in it, "
-            "which `mptify search` begins with."
+            f"{folder} holds no run: there is no recipe.yaml in it. "
+            f"`mptify search --out {folder}` starts one."
         )
     settings, origin = find_recipe(str(run.recipe))
     recipe = make_recipe(settings, origin) if "model" in settings else make_search_config(settings)
@@ -130,8 +130,7 @@ def _curve(run: Run, recipe: SearchConfig) -> TrainingCurve:
         warnings = [str(warning) for warning in summary.get("warnings", ())]
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise MptifyError(
-            f"{run.folder}: its metrics.jsonl or summary.json is not as a run writes it "
-            f"({type(error).__name__})."
+            f"{run.folder}: its metrics.jsonl or summary.json is damaged ({type(error).__name__})."
         ) from None
     return TrainingCurve(rows, recipe.epochs, run.has_summary, warnings)
 

@@ -39,18 +39,18 @@ def command_steps(data: ReportData) -> list[tuple[str, str | None]]:
         again = file.path.with_name(f"{file.path.stem}-again.ticket")
         command = convert_command(file.ticket, again)
         words = (
-            "No registry knows its network, so it is cut from Python: mptify.transform with the "
-            "settings above, and mptify.save."
+            "The model registry does not know its network. Convert it from Python: "
+            "mptify.transform with the settings above, and mptify.save."
         )
-        steps.append((words, None) if command is None else ("Cut it again", command))
+        steps.append((words, None) if command is None else ("Convert it again", command))
     if data.curve is not None and not data.curve.finished:
         resume = _quoted("search", "--resume", "--out", place)
-        steps.append(("Go on with it where it was stopped", resume))
+        steps.append(("Resume it", resume))
     if file is not None:
         given = [] if isinstance(recipe, Recipe) else ["--data", "SOURCE"]
         commands = [_quoted("eval", file.path, *given)]
         commands += [_quoted(command, file.path) for command in ("inspect", "verify")]
-        steps.append(("Judge it, look into it, check it", "\n".join(commands)))
+        steps.append(("Evaluate, inspect and verify it", "\n".join(commands)))
     return [*steps, ("Write this page again", _quoted("report", place))]
 
 

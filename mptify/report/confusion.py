@@ -43,7 +43,7 @@ class ConfusionMatrix:
 
     @property
     def counts(self) -> np.ndarray:
-        """How often images of each class (rows) were taken for each class (columns)."""
+        """How often images of each class (rows) were classified as each class (columns)."""
         pairs = self.labels * self.classes + self.predicted
         return np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
 
@@ -89,8 +89,8 @@ def measure_confusion(
     recipe = data.recipe
     if not isinstance(recipe, Recipe):
         raise MptifyError(
-            "Which images it was searched on is not told: they were given from Python, "
-            "or nothing was searched."
+            "The validation images are unknown: "
+            "they were passed from Python, or nothing was searched."
         )
     limits = [count for count in (most, recipe.data.val_images) if count is not None]
     source = recipe.data.model_copy(update={"val_images": min(limits, default=None)})
@@ -133,8 +133,7 @@ def _network(data: ReportData, recipe: Recipe, images: Images) -> nn.Module:
     state = data.place / "last.safetensors"
     if not recipe.trains_weights or not state.is_file():
         raise MptifyError(
-            "There is no network to judge yet: the first one is written at the end of the first "
-            "epoch."
+            "There is no network to evaluate yet: the first epoch writes the first one at its end."
         )
     architecture = architecture_of(registry.resolve(recipe.model), images)
     network = methods[recipe.method]().prepare(build_network(architecture, recipe), recipe)

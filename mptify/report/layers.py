@@ -53,7 +53,7 @@ def layers_context(file: TicketFile) -> dict[str, Any]:
             in_short,
         ),
     ]
-    scale = "gain" if is_binary else "deviation"
+    scale = "gain" if is_binary else "std. dev."
     return {"charts": charts, "rows": list(zip(layers, entropies, strict=True)), "scale": scale}
 
 

@@ -64,14 +64,14 @@ def tiles_of(data: ReportData) -> list[Tile]:
         tiles.append(("bits", config.bits, "per weight / per activation"))
         tiles.append(("to prune", in_percent(config.prune), "there is no ticket yet"))
     if data.curve is not None:
-        state = "finished" if data.curve.finished else "stopped, or still going"
+        state = "finished" if data.curve.finished else "stopped or still running"
         tiles.append(("epochs", f"{len(data.curve.rows)} of {data.curve.epochs}", state))
     return tiles
 
 
 def _when(data: ReportData) -> str:
     if data.curve is None:
-        return "on validation images, as its search noted"
+        return "on validation images, as its search measured"
     best = max(value for _, value in data.curve.values("val_accuracy"))
     epoch = data.curve.rows[-1]["epoch"]
     return f"after epoch {epoch}, on validation images; {100 * best:.2f} % at best"
@@ -114,7 +114,7 @@ def facts_of(data: ReportData) -> list[tuple[str, Any]]:
         facts += [("method", methods[recipe.method].description), ("data", _data(recipe))]
         facts.append(("training", _training(recipe)))
     elif file is not None:
-        words = "none that the file tells of: its mask is as surgery or its author left it"
+        words = "unknown: the file names no search"
         facts.append(("method", words))
     if file is not None:
         facts += [("ticket", _settings(file.ticket.config)), ("file", file.path)]
@@ -179,7 +179,7 @@ def curves_context(data: ReportData) -> dict[str, Any] | None:
         line_chart("Loss", _lines("loss", data)),
         line_chart("Accuracy", _lines("accuracy", data), in_percent),
         line_chart(
-            "Survivors replaced in the epoch",
+            "Survivors replaced per epoch",
             [Line("replaced", curve.values("flipped"), "other")],
             in_percent,
         ),

@@ -31,7 +31,7 @@ from mptify.report.templating import render
 __all__ = ["render_page", "write_report"]
 
 _GENERATOR = "mptify report"  # in a meta element, by which a page of ours is known again
-_NO_IMAGES = "No images were run for this page (--no-data), so nothing is said of single classes."
+_NO_IMAGES = "There is no confusion matrix: no images were run for this page (--no-data)."
 
 
 def write_report(
@@ -75,7 +75,7 @@ def write_report(
                 data, most=most_images, batch=batch, device=device, tick=tick
             )
         except MptifyError as error:
-            matrix = f"Nothing can be said of single classes here. {error}"
+            matrix = f"There is no confusion matrix. {error}"
     write_whole(target, render_page(data, matrix))
     return target
 
@@ -118,6 +118,6 @@ def _require_ours(target: Path) -> None:
             beginning = file.read(1000)
         if f'<meta name="generator" content="{_GENERATOR}">'.encode() not in beginning:
             raise MptifyError(
-                f"{target} exists and is no mptify report; remove it first, "
+                f"{target} exists and is not an mptify report; remove it first, "
                 "or name another file with --out."
             )

@@ -205,7 +205,7 @@ def test_the_confusion_matrix_counts_every_image_and_its_diagonal_the_right_ones
     assert counts.shape == (10, 10)
     assert counts.sum() == 359
     assert counts.trace() / 359 == ticket.notes["accuracy"]
-    assert "The search noted" not in page.texts["classes"]
+    assert "The search measured" not in page.texts["classes"]
 
 
 def test_the_commands_name_what_is_not_a_default(page):
@@ -230,11 +230,12 @@ def test_a_cut_ticket_that_nobody_searched(tmp_path):
     file = tmp_path / "cut.ticket"
     CliRunner().invoke(app, ["convert", NARROW, "--bits", "32/32", "--out", str(file)])
     page = reported(file)
-    assert "Which images it was searched on is not told" in page.texts["classes"]
+    assert "The validation images are unknown" in page.texts["classes"]
     assert "Standard deviation of the frozen weights" in page.texts["layers"]
     assert f"mptify convert {NARROW}" in page.texts["again"]
     mptify.save(mptify.transform(nn.Sequential(nn.Linear(4, 2))), file)
-    assert "No registry knows its network" in reported(file, "--no-data").texts["again"]
+    commands = reported(file, "--no-data").texts["again"]
+    assert "The model registry does not know its network" in commands
 
 
 def test_dense_training_shows_curves_and_classes(searched):
@@ -251,7 +252,7 @@ def test_a_run_that_goes_on_shows_what_there_is(folder):
     rows = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text(rows[0] + "\n")
     page = reported(folder, "--no-data")
-    assert "1 of 2stopped, or still going" in page.texts["top"]
+    assert "1 of 2stopped or still running" in page.texts["top"]
     assert f"mptify search --resume --out {folder}" in page.texts["again"]
     assert "--no-data" in page.texts["classes"]
     for name in ("metrics.jsonl", "last.ticket", "best.ticket"):
@@ -259,7 +260,7 @@ def test_a_run_that_goes_on_shows_what_there_is(folder):
     page = reported(folder)
     assert page.ids == ["searched", "curves", "classes", "again"]
     assert "No epoch has ended yet." in page.texts["curves"]
-    assert "There is no network to judge yet" in page.texts["classes"]
+    assert "There is no network to evaluate yet" in page.texts["classes"]
 
 
 def test_data_that_is_gone_is_a_sentence_on_the_page(folder):
@@ -308,7 +309,7 @@ def test_many_classes_are_shown_by_their_most_confused_pairs(searched):
     right = render_page(
         collect_report(searched), replace(matrix, labels=true, predicted=true, classes=40)
     )
-    assert "No image was taken for one of another class." in right
+    assert "Every image was classified correctly." in right
 
 
 # -- what is refused --------------------------------------------------------------------------
@@ -323,7 +324,7 @@ def test_wrong_places_are_told_in_a_sentence(folder, tmp_path):
     assert isinstance(refused(folder), DamagedTicket)
     assert isinstance(refused(folder / "recipe.yaml"), DamagedTicket)
     (folder / "metrics.jsonl").write_text("{")
-    assert "metrics.jsonl or summary.json is not as a run writes it" in str(refused(folder))
+    assert "metrics.jsonl or summary.json is damaged" in str(refused(folder))
     (folder / "recipe.yaml").write_text("nothing: 1\n")
     assert isinstance(refused(folder), BadConfig)
 
@@ -331,9 +332,9 @@ def test_wrong_places_are_told_in_a_sentence(folder, tmp_path):
 def test_only_a_report_is_overwritten(folder, tmp_path):
     other = tmp_path / "mine.html"
     other.write_text("<p>mine</p>")
-    assert "is no mptify report" in str(refused(folder, "--out", other))
+    assert "is not an mptify report" in str(refused(folder, "--out", other))
     assert other.read_text() == "<p>mine</p>"
-    assert "is no mptify report" in str(
+    assert "is not an mptify report" in str(
         refused(folder / "last.ticket", "--out", folder / "last.ticket")
     )
     assert "does not exist" in str(refused(folder, "--out", tmp_path / "no/where.html"))
