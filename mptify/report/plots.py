@@ -1,6 +1,6 @@
-"""Results of a sweep as a figure, as the paper draws them.
+"""Figures that matplotlib draws: results of a sweep, and times of packed programs.
 
-Lines show the mean over seeds, with bars to the lowest and the highest.
+A sweep is drawn as in the paper: the mean over seeds, with bars to the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from mptify.errors import MptifyError
 from mptify.files import write_whole
 
-__all__ = ["Curve", "Point", "curves_of", "draw_figure", "figure_of"]
+__all__ = ["Curve", "Point", "curves_of", "draw_figure", "draw_prune_times", "figure_of"]
 
 _COLOURS = (
     "#2166ac",
@@ -101,15 +101,37 @@ def _accuracy(row: Mapping[str, Any]) -> float:
 
 
 def draw_figure(curves: Sequence[Curve], x: str, title: str, paths: Sequence[Path]) -> None:
-    """A file for each path, of the kind that its ending says."""
+    """A file for each path, of the kind that its suffix says."""
     figure = figure_of(curves, x, title)
     for path in paths:
-        buffer = io.BytesIO()
-        kind = path.suffix.removeprefix(".").lower()
-        figure.savefig(
-            buffer, dpi=150, format=kind, metadata={"Date": None} if kind == "svg" else None
-        )
-        write_whole(path, buffer.getvalue())
+        _write(figure, path, dpi=150)
+
+
+def draw_prune_times(rows: Sequence[tuple[float, float, float]], name: str, path: Path) -> None:
+    """Milliseconds against the pruned fraction, from rows of (prune, dense, packed)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    rates, dense, packed = zip(*rows, strict=True)
+    percent = [100 * rate for rate in rates]
+    axes.plot(percent, packed, "o-", color=_COLOURS[0], label=f"packed 1/1 {name}")
+    words = "the same network in float32 (torch)"
+    axes.axhline(statistics.median(dense), color="#999999", linestyle="--", label=words)
+    axes.set_xlabel("pruned, %")
+    axes.set_ylabel("ms per image")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path, dpi=160)
+
+
+def _write(figure: Any, path: Path, dpi: int) -> None:
+    buffer = io.BytesIO()
+    kind = path.suffix.removeprefix(".").lower()
+    metadata = {"Date": None} if kind == "svg" else None
+    figure.savefig(buffer, dpi=dpi, format=kind, metadata=metadata)
+    write_whole(path, buffer.getvalue())
 
 
 def figure_of(curves: Sequence[Curve], x: str, title: str) -> Any:
