@@ -59,21 +59,15 @@ def search_command(recipe: Recipe, out: Path) -> str:
     settings = recipe.model_dump(mode="json")
     base: dict[str, Any] = {"model": recipe.model, "data": {"source": recipe.data.source}}
     usual = make_recipe(base).model_dump(mode="json")
-    decisive = {
-        "method": recipe.method,
-        "optimizer": recipe.optimizer,
-        "ticket": {"bits": recipe.ticket.bits},
-    }
-    usual["lr"] = make_recipe(base | decisive).lr  # which depends on these
+    decisive = {"method": recipe.method, "optimizer": recipe.optimizer}
+    bits = {"ticket": {"bits": recipe.ticket.bits}}
+    usual["lr"] = make_recipe(base | decisive | bits).lr  # which depends on these
     words = ["search", recipe.model, "--data", recipe.data.source]
     changes = []
     for key, value in settings.items():
         if key in ("ticket", "data"):
-            changes += [
-                f"{key}.{name}={_value(inner)}"
-                for name, inner in value.items()
-                if inner != usual[key][name]
-            ]
+            changed = [name for name in value if value[name] != usual[key][name]]
+            changes += [f"{key}.{name}={_value(value[name])}" for name in changed]
         elif key not in ("about", "model", "baseline") and value != usual[key]:
             changes.append(f"{key}={_value(value)}")
     if recipe.baseline:
@@ -93,25 +87,16 @@ def convert_command(ticket: Ticket, out: Path) -> str | None:
     built, config = ticket.architecture, ticket.config
     if built is None:
         return None
-    words: list[Any] = [
-        "convert",
-        str(built),
-        "--bits",
-        config.bits,
-        "--prune",
-        f"{config.prune:.15g}",
-    ]
+    words: list[Any] = ["convert", str(built), "--bits", config.bits]
+    words += ["--prune", f"{config.prune:.15g}"]
     usual = TicketConfig.model_validate({})
     for name, value in config:
         option = f"--{name.replace('_', '-')}"
         if name in ("bits", "prune") or value == getattr(usual, name):
             continue
         if isinstance(value, dict):
-            words += [
-                word
-                for pattern, number in value.items()
-                for word in (option, f"{pattern}={number:.15g}")
-            ]
+            for pattern, number in value.items():
+                words += [option, f"{pattern}={number:.15g}"]
         elif isinstance(value, tuple):
             words += [word for one in value for word in (option, one)]
         elif isinstance(value, bool):
@@ -120,9 +105,9 @@ def convert_command(ticket: Ticket, out: Path) -> str | None:
             words += [option, value]
     for name, value in built.arguments.items():
         words += [f"--{name.replace('_', '-')}", value]
-    if config.init != "keep" and any(
-        layer.signs is not None or layer.values is not None for layer in ticket.layers.values()
-    ):
+    layers = ticket.layers.values()
+    stored = any(layer.signs is not None or layer.values is not None for layer in layers)
+    if config.init != "keep" and stored:
         words.append("--standalone")
     if any(value.dtype == np.float16 for value in ticket.floats.values()):
         words.append("--float16")
@@ -143,11 +128,8 @@ def _quoted(*words: Any) -> str:
 def _value(value: Any) -> str:
     """As `--set` reads it: plain where that says the same, else as JSON, which is YAML too."""
     text = str(value)
-    if (
-        isinstance(value, (str, int, float))
-        and not isinstance(value, bool)
-        and with_settings({}, [f"value={text}"])["value"] == value
-    ):
+    is_plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    if is_plain and with_settings({}, [f"value={text}"])["value"] == value:
         return text
     said = json.dumps(value, ensure_ascii=False)
     return said if yaml.safe_load(said) == value else json.dumps(value)

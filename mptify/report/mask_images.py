@@ -81,10 +81,8 @@ def kernels_picture(layer: TicketLayer, config: TicketConfig) -> Picture | None:
     if len(layer.shape) != 4 or layer.shape[1] > 4 or math.prod(layer.shape[2:]) == 1:
         return None
     filters, channels, high, wide = layer.shape
-    across, down = (
-        channels * (wide + 1) - 1,
-        high,
-    )  # with a cell of nothing between kernels, and two between filters
+    # A cell of nothing is between kernels, and two are between filters.
+    across, down = channels * (wide + 1) - 1, high
     in_row = min(filters, max(1, min(8, (_KERNELS // 3 + 2) // (across + 2))))
     width = in_row * (across + 2) - 2
     scale = max(1, min(7, _KERNELS // width))
@@ -104,9 +102,8 @@ def kernels_picture(layer: TicketLayer, config: TicketConfig) -> Picture | None:
         (0, 0, 0, 0),
         (128, 128, 128, 44),
     ]
-    return Picture(
-        _png(canvas, palette), scale * canvas.shape[1], scale * canvas.shape[0], shown=shown
-    )
+    height, width = (scale * cells for cells in canvas.shape)
+    return Picture(_png(canvas, palette), width, height, shown=shown)
 
 
 def _signed_shades(layer: TicketLayer, config: TicketConfig) -> np.ndarray:
@@ -114,9 +111,8 @@ def _signed_shades(layer: TicketLayer, config: TicketConfig) -> np.ndarray:
     weights = np.abs(layer.weights(config)) * layer.mask
     largest = max(float(weights.max()), 1e-12)
     shade = np.clip(np.ceil(weights / largest * _SHADES) - 1, 0, _SHADES - 1).astype(np.uint8)
-    return np.where(
-        layer.mask, shade + _SHADES * layer.negative(config.seed).astype(np.uint8), 2 * _SHADES + 1
-    ).astype(np.uint8)
+    signed = shade + _SHADES * layer.negative(config.seed).astype(np.uint8)
+    return np.where(layer.mask, signed, 2 * _SHADES + 1).astype(np.uint8)
 
 
 def _png(index: np.ndarray, palette: list[tuple[int, int, int, int]]) -> str:
@@ -126,11 +122,7 @@ def _png(index: np.ndarray, palette: list[tuple[int, int, int, int]]) -> str:
     image = Image.frombytes("P", index.shape[::-1], index.tobytes())
     image.putpalette([part for colour in palette for part in colour[:3]])
     file = io.BytesIO()
-    image.save(
-        file,
-        "PNG",
-        optimize=True,
-        bits=4 if len(palette) <= 16 else 8,
-        transparency=bytes(colour[3] for colour in palette),
-    )
+    alphas = bytes(colour[3] for colour in palette)
+    bits = 4 if len(palette) <= 16 else 8
+    image.save(file, "PNG", optimize=True, bits=bits, transparency=alphas)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -75,20 +75,21 @@ def curves_of(
         found: dict[str, dict[Any, list[float]]] = {}
         for row in done:
             if not panel or row[panel] in (one, ""):
-                label = ", ".join(
-                    [row["line"], *(named(axis, row[axis]) for axis in others if row[axis])]
-                )
+                places = [named(axis, row[axis]) for axis in others if row[axis]]
+                label = ", ".join([row["line"], *places])
                 found.setdefault(label, {}).setdefault(_number(row[x]), []).append(_accuracy(row))
-        for label, places in found.items():
+        for label, seeds in found.items():
             points = [
                 Point(place, statistics.fmean(some), min(some), max(some), len(some))
-                for place, some in sorted(
-                    places.items(),
-                    key=lambda item: (isinstance(item[0], str), item[0] is None, item[0]),
-                )
+                for place, some in sorted(seeds.items(), key=_order)
             ]
             curves.append(Curve(named(panel, one) if panel else "", label, tuple(points)))
     return curves
+
+
+def _order(item: tuple[Any, Any]) -> tuple[bool, bool, Any]:
+    """Numbers first, then no place, then names."""
+    return isinstance(item[0], str), item[0] is None, item[0]
 
 
 def _accuracy(row: Mapping[str, Any]) -> float:
@@ -154,39 +155,17 @@ def figure_of(curves: Sequence[Curve], x: str, title: str) -> Any:
                 axes.axhline(point.mean, linestyle="--", **look)
                 axes.axhspan(point.low, point.high, color=look["color"], alpha=0.12, linewidth=0)
                 continue
-            places: list[Any] = [
-                point.x if isinstance(point.x, str) else scale * (point.x or 0)
-                for point in curve.points
-            ]
+            xs = [one.x if isinstance(one.x, str) else scale * (one.x or 0) for one in curve.points]
             means = [point.mean for point in curve.points]
-            bars = [
-                [point.mean - point.low for point in curve.points],
-                [point.high - point.mean for point in curve.points],
-            ]
-            axes.errorbar(
-                places,
-                means,
-                bars,
-                marker=_MARKS[number % len(_MARKS)],
-                markersize=4,
-                capsize=3,
-                linewidth=1.4,
-                **look,
-            )
-        at = sorted(
-            {
-                scale * point.x
-                for curve in curves
-                if curve.panel == panel
-                for point in curve.points
-                if isinstance(point.x, float)
-            }
-        )
+            below = [point.mean - point.low for point in curve.points]
+            above = [point.high - point.mean for point in curve.points]
+            look |= {"marker": _MARKS[number % len(_MARKS)], "markersize": 4, "linewidth": 1.4}
+            axes.errorbar(xs, means, [below, above], capsize=3, **look)
+        points = [point for curve in curves if curve.panel == panel for point in curve.points]
+        at = sorted({scale * point.x for point in points if isinstance(point.x, float)})
         closest = min((right - left for left, right in itertools.pairwise(at)), default=0)
         if 1 < len(at) <= _MOST_TICKS and closest > _CLOSEST * (at[-1] - at[0]):
-            axes.set_xticks(
-                at, [f"{place:g}" for place in at]
-            )  # where something was measured, and nowhere else
+            axes.set_xticks(at, [f"{place:g}" for place in at])  # only where there are points
         axes.set_title(panel, fontsize=10)
         axes.set_xlabel(axis_title(x))
         axes.grid(alpha=0.3)
@@ -196,14 +175,8 @@ def figure_of(curves: Sequence[Curve], x: str, title: str) -> Any:
     for axes in everywhere:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=min(len(handles), 4),
-        frameon=False,
-        fontsize=9,
-    )
+    where: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(handles), 4)}
+    figure.legend(handles.values(), handles.keys(), frameon=False, fontsize=9, **where)
     if title:
         figure.suptitle(textwrap.fill(title, int(_LETTERS * figure.get_figwidth())), fontsize=11)
     return figure

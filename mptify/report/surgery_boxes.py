@@ -111,12 +111,8 @@ class _Walk:
     def layer(self, path: str, layer: Any, sources: list[Box]) -> list[Box]:
         """A layer, or the bare parameter that stands for one."""
         name = self.names.get(id(layer), path)
-        kind = (
-            type(layer)
-            .__name__.removeprefix("Ticket")
-            .replace("NonDynamicallyQuantizable", "")
-            .replace("Parameter", "weight")
-        )
+        kind = type(layer).__name__.removeprefix("Ticket").replace("Parameter", "weight")
+        kind = kind.replace("NonDynamicallyQuantizable", "")
         if not isinstance(layer, Ticketed):
             handler = None if isinstance(layer, Tensor) else layer_registry.find(layer)
             weight = layer if handler is None else getattr(layer, handler.weight)
@@ -153,13 +149,10 @@ class _Walk:
             if node.op == "output":
                 return inputs
             if node.op == "placeholder":  # those with a default were fixed to it
-                values[node] = (
-                    []
-                    if node.args
-                    else sources
-                    if path
-                    else self.add("input", "plain", ["input"], [])
-                )
+                if node.args or path:
+                    values[node] = [] if node.args else sources
+                else:
+                    values[node] = self.add("input", "plain", ["input"], [])
             elif getattr(node.target, "__name__", node.target) in _ABOUT or not node.users:
                 values[node] = []
             else:
@@ -171,25 +164,20 @@ class _Walk:
     ) -> list[Box]:
         """Shows what reads several boxes and what matters; others hand their sources on."""
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        site = join(
-            path, str(node.target) if module is not None else node.meta.get("site", node.name)
-        )
+        called = str(node.target) if module is not None else node.meta.get("site", node.name)
+        site = join(path, called)
         if isinstance(module, Sign):
             return self.sign(site, sources)
         if isinstance(module, (ChannelBatchNorm, TokenBatchNorm, ScalarBatchNorm)):
             return self.add(site, "norm", [_norm_text(module)], sources)
         if module is not None and _holds_layers(module):
             return self.module(site, module, sources)
-        owners = [
-            owner for one in node.all_input_nodes if (owner := _weight_owner(root, one)) is not None
-        ]
+        found = [_weight_owner(root, one) for one in node.all_input_nodes]
+        owners = [owner for owner in found if owner is not None]
         for owner in owners:
             sources = self.layer(join(path, owner), root.get_submodule(owner), sources)
-        name = (
-            getattr(node.target, "__name__", str(node.target)).rstrip("_")
-            if module is None
-            else type(module).__name__
-        )
+        name = getattr(node.target, "__name__", str(node.target)).rstrip("_")
+        name = name if module is None else type(module).__name__
         if moved:
             return self.add(site, "pool", [f"{name}, moved up"], sources)
         if len(sources) > 1 or (sources and not owners and _SHOWN.search(node_kind(node, module))):
@@ -200,9 +188,8 @@ class _Walk:
         if path.endswith("_input_sign"):
             return self.add(path, "edge", ["Sign"], sources)
         activation = re.sub(r"(_\d+)?_sign$", "", path.rpartition(".")[2])
-        return self.add(
-            path, "sign", ["Sign" if activation.isdigit() else f"Sign for {activation}"], sources
-        )
+        words = "Sign" if activation.isdigit() else f"Sign for {activation}"
+        return self.add(path, "sign", [words], sources)
 
     def rest(self) -> None:
         """Ticket layers that no graph calls."""
@@ -235,11 +222,8 @@ def _plain_twin(model: nn.Module) -> nn.Module:
     """A copy with ordinary layers: a ticket's weight would enter the trace as a constant."""
     twin = share_copy(model)
     for module in list(twin.modules()):
-        tickets = {
-            name: child
-            for name, child in module.named_children()
-            if isinstance(child, TicketParameter)
-        }
+        children = module.named_children()
+        tickets = {name: child for name, child in children if isinstance(child, TicketParameter)}
         if tickets and not isinstance(module, nn.MultiheadAttention):
             module.__class__ = type(module).__mro__[1]
             for name, ticket in tickets.items():

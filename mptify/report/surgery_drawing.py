@@ -75,24 +75,20 @@ def _arrange(block: Block) -> None:
         inside = [source for source in box.sources if box.role != "entry"]
         free = [n for n, lane in enumerate(lanes) if lane[-1] in inside]
         start = min((one.bottom for one in inside), default=math.inf)
-        ends = [
-            last_read.get(lane[-1], block.boxes.index(lane[-1])) for lane in lanes
-        ]  # a lane is busy until its value is read
-        free += [
-            n for n, end in enumerate(ends) if end < number and block.boxes[end].bottom <= start
-        ]
+        # A lane is busy until its value is read.
+        ends = [last_read.get(lane[-1], block.boxes.index(lane[-1])) for lane in lanes]
+        ended = [end < number and block.boxes[end].bottom <= start for end in ends]
+        free += [n for n, is_free in enumerate(ended) if is_free]
         box.lane = next(iter(free), len(lanes))
         lanes[box.lane :] = lanes[box.lane :] or [[]]
-        box.y = max(
-            (one.bottom + _GAP for one in (*inside, *lanes[box.lane][-1:])), default=_LINE + 20
-        )
+        above = (*inside, *lanes[box.lane][-1:])
+        box.y = max((one.bottom + _GAP for one in above), default=_LINE + 20)
         lanes[box.lane].append(box)
     right = float(_PAD)
     for lane in lanes:
         right = _widen(block, lane, right) + _GAP
-    block.width = max(
-        right - _GAP + _PAD, len(f"{block.title} ×{block.times}") * _CHARACTER + 2 * _PAD
-    )
+    heading = len(f"{block.title} ×{block.times}") * _CHARACTER
+    block.width = max(right - _GAP + _PAD, heading + 2 * _PAD)
     block.height = max(box.bottom for box in block.boxes) + _PAD
 
 

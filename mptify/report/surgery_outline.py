@@ -67,9 +67,8 @@ def _grouped(boxes: list[Box]) -> list[Block]:
     blocks = [piece for block in blocks for piece in _pieces(block)]
     for block in blocks:
         parent = next((box.path.rpartition(".")[0] for box in block.boxes if box.is_layer), "")
-        block.title = block.path or (
-            "stem" if block is blocks[0] else "head" if block is blocks[-1] else parent
-        )
+        place = "stem" if block is blocks[0] else "head" if block is blocks[-1] else parent
+        block.title = block.path or place
     return blocks
 
 
@@ -107,13 +106,8 @@ def _are_numbered(runs: list[tuple[str, list[Box]]], boxes: list[Box]) -> bool:
         for start, run in orders
     )
     alone = len(runs) == 1 and len(runs[0][1]) < len(boxes)
-    return (
-        chained
-        and not alone
-        and len(stems) == 1
-        and runs[0][0] not in stems
-        and 2 * len(layers) > sum(box.is_layer for box in boxes)
-    )
+    most = 2 * len(layers) > sum(box.is_layer for box in boxes)
+    return chained and most and not alone and len(stems) == 1 and runs[0][0] not in stems
 
 
 def _pieces(block: Block) -> list[Block]:
