@@ -8,10 +8,12 @@ from mptify.models import conv2
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
 labels = torch.tensor(digits.target)
-train, test = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).split([1400, 397])
+shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+train, test = shuffled.split([1400, 397])
 
 model = mptify.transform(conv2(in_chans=1, input_size=8), bits="1/32", prune=0.8, bn="insert")
-optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9, weight_decay=1e-4)
+trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
 for _ in range(8):
     for batch in train[torch.randperm(len(train))].split(64):

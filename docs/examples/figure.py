@@ -1,4 +1,7 @@
-"""The picture on the first page: one layer of a random network, what a search kept of it, and what is left. `python figure.py OUT.png`"""
+"""The picture on the first page: a random layer, what a search keeps of it, and its signs.
+
+python docs/examples/figure.py OUT.png
+"""
 
 import sys
 import tempfile
@@ -20,11 +23,16 @@ result = mptify.search(network, train, val, {"epochs": 3, "ticket": {"prune": 0.
 layer = mptify.ticket_layers(result.model)["features.2"]
 random = layer.frozen.detach()[:16].flatten(1)[:, :48]
 kept = layer.weight.detach()[:16].flatten(1)[:, :48]
-panels = [("random, and never trained", random), ("a fifth of it is kept", random * (kept != 0)), ("of that, the signs", kept.sign())]
+panels = [
+    ("random, and never trained", random),
+    ("a fifth of it is kept", random * (kept != 0)),
+    ("of that, the signs", kept.sign()),
+]
 figure = Figure(figsize=(9, 1.5), layout="constrained")
 for axes, (title, numbers) in zip(figure.subplots(1, 3), panels, strict=True):
     most = float(numbers.abs().max())
-    axes.imshow(numbers.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+    look = {"cmap": "RdBu", "aspect": "auto", "interpolation": "nearest"}
+    axes.imshow(numbers.numpy(), vmin=-most, vmax=most, **look)
     axes.set_title(title, fontsize=10)
     axes.set_xticks([])
     axes.set_yticks([])

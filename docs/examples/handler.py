@@ -5,7 +5,7 @@ import mptify
 
 
 class Dense(nn.Module):
-    """A layer with its weight under another name, the other way round."""
+    """A layer whose weight is called `kernel`, and transposed."""
 
     def __init__(self, width_in, width_out):
         super().__init__()

@@ -3,6 +3,10 @@ import torchvision
 
 import mptify
 
-ticketed = mptify.transform(timm.create_model("resnet18"), bits="1/32", prune=0.8)  # a new module: train it with any loop
-plan = mptify.plan(torchvision.models.mobilenet_v3_small(), bits="1/1", prune=0.75)  # look before cutting
-print(f"{len(mptify.ticket_layers(ticketed))} ticket layers; {len(plan.layers)} planned, {len(plan.left_dense)} left dense")
+# A new module, which any training loop can train:
+ticketed = mptify.transform(timm.create_model("resnet18"), bits="1/32", prune=0.8)
+print(len(mptify.ticket_layers(ticketed)), "ticket layers")
+
+# What transform would do, as data:
+plan = mptify.plan(torchvision.models.mobilenet_v3_small(), bits="1/1", prune=0.75)
+print(len(plan.layers), "layers would be converted,", len(plan.left_dense), "left dense")

@@ -1,6 +1,8 @@
-"""Searches that start from something else: python docs/examples/starts.py [magnitude|narrow|last_norm] [cifar10.npz]
+"""Searches that start from other scores, or with another norm.
 
-Judged by training images that are held out, as the study in docs/search.md is.
+python docs/examples/starts.py [magnitude|narrow|last_norm] [cifar10.npz]
+
+They are evaluated on held-out training images, as in the study in docs/search.md.
 """
 
 import sys
@@ -16,10 +18,12 @@ from mptify.training.sources import load_data
 start = sys.argv[1] if len(sys.argv) > 1 else "magnitude"
 if len(sys.argv) > 2:
     network, epochs = conv4(), 3
-    train, val = load_data(DataConfig(source=f"arrays:{sys.argv[2]}", train_images=10_000, holdout=5_000, crop=4, flip=True))
+    source = f"arrays:{sys.argv[2]}"
+    data = DataConfig(source=source, train_images=10_000, holdout=5_000, crop=4, flip=True)
 else:
     network, epochs = conv2(in_chans=1, input_size=8), 2
-    train, val = load_data(DataConfig(source="digits", crop=1))
+    data = DataConfig(source="digits", crop=1)
+train, val = load_data(data)
 
 if start == "last_norm":  # a BatchNorm behind the last layer
     network = nn.Sequential(network, nn.BatchNorm1d(10))

@@ -275,7 +275,9 @@ def prune_rates(
         task = progress.add_task("timing", total=rounds + 2)
         rows = measure.prune_times(model, rates, None, rounds, lambda: progress.advance(task))
     if plot is not None:
-        measure.draw_prune_times(rows, model, plot)
+        from mptify.report.plots import draw_prune_times
+
+        draw_prune_times(rows, model, plot)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return

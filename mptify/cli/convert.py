@@ -59,7 +59,7 @@ def convert(
     else:
         console().print(result)
     if graph is not None:
-        from mptify.report.drawing import draw
+        from mptify.report.surgery_drawing import draw
 
         write_whole(graph, draw(ticketed))
         typer.echo(f"picture: {graph}", err=True)

@@ -1,7 +1,8 @@
-"""`mptify report`: a run or a ticket file as one HTML page that needs nothing else.
+"""`mptify report`: a run or a ticket file as one HTML page that loads nothing.
 
-findings what there is → judging which classes are taken for which → overview, classes, inside the sections → writing the page.
-markup, charts and pictures are what sections are made of.
+`collect` reads the run, `confusion` evaluates its network, and `overview`, `layers` and
+`commands` compute what the sections show. `templates/` holds the HTML. `charts` and
+`surgery_drawing` compute drawings from the shapes in `svg`.
 """
 
 from mptify.report.page import write_report

@@ -1,4 +1,4 @@
-"""What there is to report of a run's folder or of a ticket file: recipe, metrics, the baseline beside it, and the ticket."""
+"""What a run's folder or a ticket file holds: recipe, metrics, the baseline, and the ticket."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mptify.ticket.state import read_both
 from mptify.ticket.summary import Summary, summarize
 from mptify.training.run_folder import Run
 
-__all__ = ["Course", "Cut", "Findings", "gather"]
+__all__ = ["ReportData", "TicketFile", "TrainingCurve", "collect_report"]
 
 
 @dataclass(frozen=True)
-class Course:
-    """How a search or a dense training went so far: a row of metrics per epoch, of so many epochs."""
+class TrainingCurve:
+    """The metrics of a search or of dense training so far: one row per epoch."""
 
     rows: list[dict[str, Any]]
     epochs: int
@@ -30,7 +30,8 @@ class Course:
 
     def values(self, key: str) -> list[tuple[float, float]]:
         """(epoch, value) of the rows that have one."""
-        return [(float(row["epoch"]), float(row[key])) for row in self.rows if isinstance(row.get(key), (int, float))]
+        rows = [row for row in self.rows if isinstance(row.get(key), (int, float))]
+        return [(float(row["epoch"]), float(row[key])) for row in rows]
 
     @property
     def accuracy(self) -> float | None:
@@ -40,69 +41,86 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A ticket and the file that it was read from; `sections` are bytes of the file by what they are for."""
+class TicketFile:
+    """A ticket, the file it was read from, and how many bytes each section of the file takes."""
 
-    file: Path
+    path: Path
     ticket: Ticket
     summary: Summary
     sections: dict[str, int]
 
 
 @dataclass(frozen=True)
-class Findings:
-    """All that a page can show. A file alone has no course; dense training, and a search in its first epoch, have no ticket."""
+class ReportData:
+    """What a page can show.
+
+    A ticket file alone has no training curve; dense training, and a search in its first epoch,
+    have no ticket.
+    """
 
     place: Path
     recipe: SearchConfig | None
-    course: Course | None = None
-    baseline: Course | None = None
-    cut: Cut | None = None
+    curve: TrainingCurve | None = None
+    baseline: TrainingCurve | None = None
+    file: TicketFile | None = None
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        return self.file.ticket.notes if self.file is not None else {}
 
     @property
     def accuracy(self) -> float | None:
-        """As the search found it after its last epoch."""
-        if self.course is not None:
-            return self.course.accuracy
-        noted = self.cut.ticket.notes.get("accuracy") if self.cut is not None else None
-        return float(noted) if isinstance(noted, (int, float)) and not isinstance(noted, bool) else None
+        """What the search measured after its last epoch."""
+        if self.curve is not None:
+            return self.curve.accuracy
+        noted: Any = self.notes.get("accuracy")
+        return float(noted) if type(noted) in (int, float) else None
 
     @property
     def is_dense(self) -> bool:
-        return self.cut is None and self.recipe is not None and self.recipe.trains_weights
+        return self.file is None and self.recipe is not None and self.recipe.trains_weights
 
     @property
     def network(self) -> str:
-        """The name that a registry knows, or what stands for one."""
-        if self.cut is not None and self.cut.summary.architecture is not None:
-            return self.cut.summary.architecture
-        return self.recipe.model if isinstance(self.recipe, Recipe) else "a network of the author’s own"
+        """Its name in the model registry, or what stands for one."""
+        if self.file is not None and self.file.summary.architecture is not None:
+            return self.file.summary.architecture
+        if isinstance(self.recipe, Recipe):
+            return self.recipe.model
+        return "a network of the author’s own"
 
 
-def gather(place: Path) -> Findings:
-    """Everything that a run's folder or a ticket file holds; raises if it is neither, or if a part of it is damaged."""
+def collect_report(place: Path) -> ReportData:
+    """Read a run's folder or a ticket file; raises if it is neither, or if it is damaged."""
     if place.is_dir():
         return _of_run(place)
     if not place.exists():
-        raise MptifyError(f"{place}: there is no such file or folder; a run's folder or a ticket file is needed.")
-    cut = _cut(place)
-    return Findings(place, _noted_recipe(cut.ticket), cut=cut)
+        raise MptifyError(
+            f"{place}: there is no such file or folder; a run's folder or a ticket file is needed."
+        )
+    file = _read_ticket(place)
+    return ReportData(place, _noted_recipe(file.ticket), file=file)
 
 
-def _of_run(folder: Path) -> Findings:
+def _of_run(folder: Path) -> ReportData:
     run = Run(folder)
     if not run.recipe.is_file():
-        raise MptifyError(f"{folder} holds no run: there is no recipe.yaml in it, which `mptify search` begins with.")
+        raise MptifyError(
+            f"{folder} holds no run: there is no recipe.yaml in it. "
+            f"`mptify search --out {folder}` starts one."
+        )
     settings, origin = find_recipe(str(run.recipe))
     recipe = make_recipe(settings, origin) if "model" in settings else make_search_config(settings)
+    curve = _curve(run, recipe)
     below, last = Run(folder / "baseline"), run.ticket("last")
     baseline = None
     if below.recipe.is_file():
-        baseline = _course(below, make_recipe(*find_recipe(str(below.recipe))))
-    return Findings(folder, recipe, _course(run, recipe), baseline, _cut(last) if last.is_file() else None)
+        baseline = _curve(below, make_recipe(*find_recipe(str(below.recipe))))
+    file = _read_ticket(last) if last.is_file() else None
+    return ReportData(folder, recipe, curve, baseline, file)
 
 
-def _course(run: Run, recipe: SearchConfig) -> Course:
+def _curve(run: Run, recipe: SearchConfig) -> TrainingCurve:
     try:
         rows, summary = run.read_metrics(), run.read_summary() if run.has_summary else {}
         for row in rows:
@@ -111,18 +129,20 @@ def _course(run: Run, recipe: SearchConfig) -> Course:
             raise ValueError("a finished run has metrics")
         warnings = [str(warning) for warning in summary.get("warnings", ())]
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise MptifyError(f"{run.folder}: its metrics.jsonl or summary.json is not as a run writes it ({type(error).__name__}).") from None
-    return Course(rows, recipe.epochs, run.has_summary, warnings)
+        raise MptifyError(
+            f"{run.folder}: its metrics.jsonl or summary.json is damaged ({type(error).__name__})."
+        ) from None
+    return TrainingCurve(rows, recipe.epochs, run.has_summary, warnings)
 
 
-def _cut(file: Path) -> Cut:
-    ticket, data = read_both(file)
+def _read_ticket(path: Path) -> TicketFile:
+    ticket, data = read_both(path)
     sections = {name: values.nbytes for name, values in safetensors.numpy.load(data).items()}
-    return Cut(file, ticket, summarize(ticket, data), sections)
+    return TicketFile(path, ticket, summarize(ticket, data), sections)
 
 
 def _noted_recipe(ticket: Ticket) -> SearchConfig | None:
-    """As the ticket tells it; anybody may have written that, so what means nothing is nothing."""
+    """The recipe in the ticket's notes; anybody may have written those, so a bad one is none."""
     noted = ticket.notes.get("recipe")
     if not isinstance(noted, dict):
         return None

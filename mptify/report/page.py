@@ -1,34 +1,37 @@
-"""One HTML page of a run or of a ticket file, with everything in it: no address in it leads anywhere else."""
+"""Writes one HTML page of a run or of a ticket file; the page loads nothing from elsewhere."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from mptify.errors import MptifyError
 from mptify.files import check_writable, write_whole
-from mptify.report.classes import classes_section
-from mptify.report.collect import Findings, gather
-from mptify.report.confusion import Judged, judge, require_device
-from mptify.report.layers import layers_section, masks_section, size_section
-from mptify.report.markup import Markup, tag
+from mptify.recipe_files import to_yaml
+from mptify.report.collect import ReportData, collect_report
+from mptify.report.commands import command_steps
+from mptify.report.confusion import (
+    ConfusionMatrix,
+    classes_context,
+    measure_confusion,
+    require_device,
+)
+from mptify.report.layers import layers_context, masks_context, size_context
 from mptify.report.overview import (
-    commands_section,
-    curves_section,
+    curves_context,
+    facts_of,
     place_name,
-    searched_section,
-    tiles,
+    tiles_of,
     title_of,
     versions,
 )
+from mptify.report.templating import render
 
-__all__ = ["page_of", "write_report"]
+__all__ = ["render_page", "write_report"]
 
-_SIGN = '<meta name="generator" content="mptify report">'  # by which a page of ours is known again
-_NOT_JUDGED = "No images were run for this page (--no-data), so nothing is said of single classes."
+_GENERATOR = "mptify report"  # in a meta element, by which a page of ours is known again
+_NO_IMAGES = "There is no confusion matrix: no images were run for this page (--no-data)."
 
 
 def write_report(
@@ -41,61 +44,80 @@ def write_report(
     device: str = "cpu",
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Write the page of a run's folder or of a ticket file, and return where it is: RUN/report.html, or FILE's name with .html.
+    """Write the page of a run's folder or of a ticket file.
 
-    `with_data` runs the validation images that the recipe names, at most `most_images` of them, for the confusion matrix; where they
-    can't be opened, the page says so. A file that is no such page is never overwritten. `tick` is told how many images are done.
+    Args:
+        place: The folder of a run, or a ticket file.
+        out: The page; RUN/report.html, or FILE's name with .html, unless given.
+        with_data: Run the validation images that the recipe names, for the confusion matrix.
+            Where they can't be opened, the page says so.
+        most_images: Run at most so many images.
+        batch: Images per step.
+        device: Where to run them.
+        tick: Called with the number of images done, and of all images.
+
+    Returns:
+        Where the page is.
+
+    Raises:
+        MptifyError: `place` is not a run or a ticket, or another file would be overwritten.
     """
     place = Path(place)
-    target = Path(out) if out is not None else place / "report.html" if place.is_dir() else place.with_suffix(".html")
-    findings = gather(place)
+    default = place / "report.html" if place.is_dir() else place.with_suffix(".html")
+    target = Path(out) if out is not None else default
+    data = collect_report(place)
     _require_ours(target)
-    judged: Judged | str = _NOT_JUDGED
+    matrix: ConfusionMatrix | str = _NO_IMAGES
     if with_data:
         require_device(device)
         try:
-            judged = judge(findings, most=most_images, batch=batch, device=device, tick=tick)
+            matrix = measure_confusion(
+                data, most=most_images, batch=batch, device=device, tick=tick
+            )
         except MptifyError as error:
-            judged = f"Nothing can be said of single classes here. {error}"
-    write_whole(target, page_of(findings, judged))
+            matrix = f"There is no confusion matrix. {error}"
+    write_whole(target, render_page(data, matrix))
     return target
 
 
-def page_of(findings: Findings, judged: Judged | str) -> str:
-    """The page's text."""
-    title = title_of(findings)
-    cut = findings.cut
-    sections = [
-        ("searched", "Recipe" if findings.recipe is not None else "Ticket", searched_section(findings)),
-        ("curves", "Curves", curves_section(findings)),
-        ("classes", "Classes", classes_section(judged, findings.accuracy)),
-    ]
-    if cut is not None:
-        inside = [("layers", "Layers", layers_section(cut)), ("masks", "Masks", masks_section(cut)), ("size", "Size", size_section(cut))]
-        sections += inside
-    sections.append(("again", "Commands", commands_section(findings)))
-    links = tag("nav", tag("ul", *(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in sections)), aria_label="On this page")
-    above = tag("p", f"mptify report of {place_name(findings.place)}", class_="above")
-    header = tag("header", above, tag("h1", title.replace(" %", "\u00a0%")), tiles(findings), links)
-    written = f"Written on {datetime.date.today().isoformat()} with {versions()}. This page holds all that it shows; it loads nothing."
-    body = tag("body", header, tag("main", *(section for _, _, section in sections)), tag("footer", written))
-    return f"{_head(title)}{body}</html>\n"
-
-
-def _head(title: str) -> str:
-    style = resources.files("mptify.report").joinpath("style.css").read_text(encoding="utf-8")
-    parts: list[Any] = [
-        tag("meta", charset="utf-8"), Markup(_SIGN), tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"), tag("title", title), tag("style", Markup(style)),
-    ]  # fmt: skip
-    return "<!DOCTYPE html>\n" + '<html lang="en">' + tag("head", *parts)
+def render_page(data: ReportData, matrix: ConfusionMatrix | str) -> str:
+    """The page's HTML; in place of a matrix, a sentence says why there is none."""
+    file, recipe = data.file, data.recipe
+    sections = {"searched": "Recipe" if recipe is not None else "Ticket", "curves": "Curves"}
+    sections["classes"] = "Classes"
+    if file is not None:
+        sections |= {"layers": "Layers", "masks": "Masks", "size": "Size"}
+    sections["again"] = "Commands"
+    return render(
+        "page.html.j2",
+        generator=_GENERATOR,
+        title=title_of(data),
+        place=place_name(data.place),
+        sections=sections,
+        tiles=tiles_of(data),
+        facts=facts_of(data),
+        recipe=to_yaml(recipe) if recipe is not None else None,
+        is_dense=data.is_dense,
+        warnings=data.curve.warnings if data.curve is not None else [],
+        curves=curves_context(data),
+        classes=matrix if isinstance(matrix, str) else classes_context(matrix, data.accuracy),
+        layers=layers_context(file) if file is not None else None,
+        masks=masks_context(file) if file is not None else None,
+        size=size_context(file) if file is not None else None,
+        commands=command_steps(data),
+        date=datetime.date.today().isoformat(),
+        versions=versions(),
+    )
 
 
 def _require_ours(target: Path) -> None:
-    """Raise, before any work, where the page can't be written or something else would be lost."""
+    """Raise, before any work, where the page can't be written or another file would be lost."""
     check_writable(target)
     if target.exists():
         with target.open("rb") as file:
             beginning = file.read(1000)
-        if _SIGN.encode() not in beginning:
-            raise MptifyError(f"{target} exists and is no mptify report; remove it first, or name another file with --out.")
+        if f'<meta name="generator" content="{_GENERATOR}">'.encode() not in beginning:
+            raise MptifyError(
+                f"{target} exists and is not an mptify report; remove it first, "
+                "or name another file with --out."
+            )

@@ -1,4 +1,7 @@
-"""Results of a sweep as a figure: means over seeds, with bars to the lowest and the highest, as the paper draws them."""
+"""Figures that matplotlib draws: results of a sweep, and times of packed programs.
+
+A sweep is drawn as in the paper: the mean over seeds, with bars to the lowest and the highest.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,18 @@ from typing import Any
 from mptify.errors import MptifyError
 from mptify.files import write_whole
 
-__all__ = ["Curve", "Point", "curves_of", "draw_figure", "figure_of"]
+__all__ = ["Curve", "Point", "curves_of", "draw_figure", "draw_prune_times", "figure_of"]
 
-_COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#b35806", "#01665e", "#c51b7d", "#4d4d4d")  # told apart by most eyes
+_COLOURS = (
+    "#2166ac",
+    "#b2182b",
+    "#1b7837",
+    "#762a83",
+    "#b35806",
+    "#01665e",
+    "#c51b7d",
+    "#4d4d4d",
+)  # told apart by most eyes
 _MARKS = "osD^vP*X"
 _LETTERS = 11  # of a title, per inch
 _MOST_TICKS, _CLOSEST = 8, 0.06  # the latter of the axis
@@ -40,11 +52,19 @@ class Curve:
     points: tuple[Point, ...]
 
 
-def curves_of(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], x: str, panel: str | None) -> list[Curve]:
-    """The lines of a figure: one for each panel, line of the sweep, and place on the axes that are neither `x` nor `panel`."""
+def curves_of(
+    rows: Sequence[Mapping[str, Any]], axes: Sequence[str], x: str, panel: str | None
+) -> list[Curve]:
+    """The lines of a figure.
+
+    There is one for each panel, line of the sweep, and value of the axes that are neither `x` nor
+    `panel`.
+    """
     for axis in (x, panel):
         if axis is not None and axis not in axes:
-            raise MptifyError(f"The results have no axis {axis!r}; there are {', '.join(axes) or 'none'}.")
+            raise MptifyError(
+                f"The results have no axis {axis!r}; there are {', '.join(axes) or 'none'}."
+            )
     done = [row for row in rows if row["state"] == "done"]
     if not done:
         raise MptifyError(f"None of the {len(rows)} runs is done yet: there is nothing to draw.")
@@ -55,32 +75,64 @@ def curves_of(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], x: str, pa
         found: dict[str, dict[Any, list[float]]] = {}
         for row in done:
             if not panel or row[panel] in (one, ""):
-                label = ", ".join([row["line"], *(named(axis, row[axis]) for axis in others if row[axis])])
+                places = [named(axis, row[axis]) for axis in others if row[axis]]
+                label = ", ".join([row["line"], *places])
                 found.setdefault(label, {}).setdefault(_number(row[x]), []).append(_accuracy(row))
-        for label, places in found.items():
+        for label, seeds in found.items():
             points = [
                 Point(place, statistics.fmean(some), min(some), max(some), len(some))
-                for place, some in sorted(places.items(), key=lambda item: (isinstance(item[0], str), item[0] is None, item[0]))
+                for place, some in sorted(seeds.items(), key=_order)
             ]
             curves.append(Curve(named(panel, one) if panel else "", label, tuple(points)))
     return curves
+
+
+def _order(item: tuple[Any, Any]) -> tuple[bool, bool, Any]:
+    """Numbers first, then no place, then names."""
+    return isinstance(item[0], str), item[0] is None, item[0]
 
 
 def _accuracy(row: Mapping[str, Any]) -> float:
     try:
         return float(row["top1"])
     except (TypeError, ValueError):
-        raise MptifyError(f"Run {row['run']!r} is done, and its top1 is {row['top1']!r}, which is no number.") from None
+        raise MptifyError(
+            f"Run {row['run']!r} is done, and its top1 is {row['top1']!r}, which is no number."
+        ) from None
 
 
 def draw_figure(curves: Sequence[Curve], x: str, title: str, paths: Sequence[Path]) -> None:
-    """A file for each path, of the kind that its ending says."""
+    """A file for each path, of the kind that its suffix says."""
     figure = figure_of(curves, x, title)
     for path in paths:
-        buffer = io.BytesIO()
-        kind = path.suffix.removeprefix(".").lower()
-        figure.savefig(buffer, dpi=150, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        write_whole(path, buffer.getvalue())
+        _write(figure, path, dpi=150)
+
+
+def draw_prune_times(rows: Sequence[tuple[float, float, float]], name: str, path: Path) -> None:
+    """Milliseconds against the pruned fraction, from rows of (prune, dense, packed)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    rates, dense, packed = zip(*rows, strict=True)
+    percent = [100 * rate for rate in rates]
+    axes.plot(percent, packed, "o-", color=_COLOURS[0], label=f"packed 1/1 {name}")
+    words = "the same network in float32 (torch)"
+    axes.axhline(statistics.median(dense), color="#999999", linestyle="--", label=words)
+    axes.set_xlabel("pruned, %")
+    axes.set_ylabel("ms per image")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path, dpi=160)
+
+
+def _write(figure: Any, path: Path, dpi: int) -> None:
+    buffer = io.BytesIO()
+    kind = path.suffix.removeprefix(".").lower()
+    metadata = {"Date": None} if kind == "svg" else None
+    figure.savefig(buffer, dpi=dpi, format=kind, metadata=metadata)
+    write_whole(path, buffer.getvalue())
 
 
 def figure_of(curves: Sequence[Curve], x: str, title: str) -> Any:
@@ -103,14 +155,17 @@ def figure_of(curves: Sequence[Curve], x: str, title: str) -> Any:
                 axes.axhline(point.mean, linestyle="--", **look)
                 axes.axhspan(point.low, point.high, color=look["color"], alpha=0.12, linewidth=0)
                 continue
-            places: list[Any] = [point.x if isinstance(point.x, str) else scale * (point.x or 0) for point in curve.points]
+            xs = [one.x if isinstance(one.x, str) else scale * (one.x or 0) for one in curve.points]
             means = [point.mean for point in curve.points]
-            bars = [[point.mean - point.low for point in curve.points], [point.high - point.mean for point in curve.points]]
-            axes.errorbar(places, means, bars, marker=_MARKS[number % len(_MARKS)], markersize=4, capsize=3, linewidth=1.4, **look)
-        at = sorted({scale * point.x for curve in curves if curve.panel == panel for point in curve.points if isinstance(point.x, float)})
+            below = [point.mean - point.low for point in curve.points]
+            above = [point.high - point.mean for point in curve.points]
+            look |= {"marker": _MARKS[number % len(_MARKS)], "markersize": 4, "linewidth": 1.4}
+            axes.errorbar(xs, means, [below, above], capsize=3, **look)
+        points = [point for curve in curves if curve.panel == panel for point in curve.points]
+        at = sorted({scale * point.x for point in points if isinstance(point.x, float)})
         closest = min((right - left for left, right in itertools.pairwise(at)), default=0)
         if 1 < len(at) <= _MOST_TICKS and closest > _CLOSEST * (at[-1] - at[0]):
-            axes.set_xticks(at, [f"{place:g}" for place in at])  # where something was measured, and nowhere else
+            axes.set_xticks(at, [f"{place:g}" for place in at])  # only where there are points
         axes.set_title(panel, fontsize=10)
         axes.set_xlabel(axis_title(x))
         axes.grid(alpha=0.3)
@@ -120,7 +175,8 @@ def figure_of(curves: Sequence[Curve], x: str, title: str) -> Any:
     for axes in everywhere:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4), frameon=False, fontsize=9)
+    where: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(handles), 4)}
+    figure.legend(handles.values(), handles.keys(), frameon=False, fontsize=9, **where)
     if title:
         figure.suptitle(textwrap.fill(title, int(_LETTERS * figure.get_figwidth())), fontsize=11)
     return figure

@@ -22,7 +22,7 @@ __all__ = ["FixedRun", "rounding_loss", "run_on_fixed_input"]
 
 @dataclass(frozen=True)
 class FixedRun:
-    """What came out: the digest of all outputs, the shape of what went in, and the first outputs themselves."""
+    """The digest of all outputs, the shape of the input, and the first outputs."""
 
     digest: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class FixedRun:
 
 
 def run_on_fixed_input(path: str | Path) -> FixedRun:
-    """Load a ticket of a named network and run it in `eval()` on numbers drawn as its weights are."""
+    """Load a ticket of a named network and run it in `eval()` on a random but fixed input."""
     inputs, outputs = _outputs(load(path), read(path), path)
     whole = hashlib.sha256()
     for output in outputs:
@@ -41,17 +41,25 @@ def run_on_fixed_input(path: str | Path) -> FixedRun:
 
 
 def rounding_loss(model: nn.Module, path: str | Path) -> float:
-    """How far a file's outputs are from those of the model it was saved from: the largest difference over the largest output."""
+    """How far a file's outputs are from those of the model it was saved from.
+
+    Returns:
+        The largest difference over the largest output.
+    """
     ticket, was = read(path), model.training
     try:
         _, ours = _outputs(model.eval(), ticket, path)
         _, theirs = _outputs(load(path), ticket, path)
     finally:
         model.train(was)
-    pairs = [(one.double(), two.double()) for one, two in zip(ours, theirs, strict=True) if one.is_floating_point() and one.numel()]
-    if any(one.shape != two.shape for one, two in pairs):  # a detector that finds another number of boxes
-        return 1.0
-    return max((float((one - two).abs().max() / one.abs().max().clamp_min(1e-30)) for one, two in pairs), default=0.0)
+    losses = [0.0]
+    for one, two in zip(ours, theirs, strict=True):
+        if one.is_floating_point() and one.numel():
+            if one.shape != two.shape:  # a detector that finds another number of boxes
+                return 1.0
+            difference = (one.double() - two.double()).abs().max()
+            losses.append(float(difference / one.double().abs().max().clamp_min(1e-30)))
+    return max(losses)
 
 
 def _outputs(model: nn.Module, ticket: Ticket, path: str | Path) -> tuple[Any, list[Tensor]]:
@@ -59,14 +67,15 @@ def _outputs(model: nn.Module, ticket: Ticket, path: str | Path) -> tuple[Any, l
     if architecture is None:
         raise TicketMismatch(f"{path} names no network to run.")
     given = architecture.arguments
-    example = registry.example_inputs(registry.resolve(str(architecture)), model, given.get("input_size"), given.get("in_chans", 3))
+    entry, size = registry.resolve(str(architecture)), given.get("input_size")
+    example = registry.example_inputs(entry, model, size, given.get("in_chans", 3))
     inputs = _drawn(example, getattr(torch, ticket.dtype))
     with torch.no_grad():
         return inputs, list(registry.tensors_in(model(*inputs)))
 
 
 def _drawn(example: Any, dtype: torch.dtype) -> Any:
-    """The same structure with every image redrawn; boxes and labels, which only training reads, stay."""
+    """The same structure with random images; boxes and labels, which only training reads, stay."""
     if isinstance(example, (list, tuple)):
         return type(example)(_drawn(one, dtype) for one in example)
     if isinstance(example, Tensor) and example.is_floating_point():

@@ -34,7 +34,7 @@ from mptify.ticket import read
 from mptify.training.signals import keep_freed_memory
 
 __all__ = [
-    "STAGES", "LayerTime", "NetworkTimes", "NodeTime", "draw_prune_times", "from_file", "layer_time", "network_times", "prune_times",
+    "STAGES", "LayerTime", "NetworkTimes", "NodeTime", "from_file", "layer_time", "network_times", "prune_times",
     "ready_network",
 ]  # fmt: skip
 
@@ -210,23 +210,6 @@ def prune_times(name: str, prunes: list[float], size: int | None, rounds: int, t
     with torch.no_grad():
         times = _in_turn({"eager": partial(dense, image), **runs}, rounds, tick)
     return [(prune, times["eager"], times[prune]) for prune in prunes]
-
-
-def draw_prune_times(rows: list[tuple[float, float, float]], name: str, path: Path) -> None:
-    """Milliseconds against the pruned fraction."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.4), layout="constrained")
-    axes = figure.add_subplot()
-    rates, dense, packed = zip(*rows, strict=True)
-    axes.plot([100 * rate for rate in rates], packed, "o-", color="#2166ac", label=f"packed 1/1 {name}")
-    axes.axhline(statistics.median(dense), color="#999999", linestyle="--", label="the same network in float32 (torch)")
-    axes.set_xlabel("pruned, %")
-    axes.set_ylabel("ms per image")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=160)
 
 
 def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) -> LayerTime:

@@ -11,8 +11,8 @@ from PIL import Image
 
 import mptify
 from mptify.errors import BadData
-from mptify.report.collect import gather
-from mptify.report.confusion import judge
+from mptify.report.collect import collect_report
+from mptify.report.confusion import measure_confusion
 from mptify.ticket.state import write
 from mptify.training.data import Images
 from mptify.training.labels import with_labels_of
@@ -86,13 +86,13 @@ def test_a_class_that_the_ticket_does_not_know_is_named(photos):
 
 def test_the_report_matches_names_too(photos):
     shutil.rmtree(photos / "photos/val/blue")
-    judged = judge(gather(photos / "run"))
-    assert judged.figures.top1 > 0.8
-    assert judged.names == tuple(COLOURS)
-    assert set(judged.true) == {1, 2, 3}
+    matrix = measure_confusion(collect_report(photos / "run"))
+    assert matrix.evaluation.top1 > 0.8
+    assert matrix.names == tuple(COLOURS)
+    assert set(matrix.labels) == {1, 2, 3}
     (photos / "photos/val/red").rename(photos / "photos/val/rouge")
     with pytest.raises(BadData, match="'rouge'"):
-        judge(gather(photos / "run"))
+        measure_confusion(collect_report(photos / "run"))
 
 
 def test_without_names_the_classes_are_counted(photos):

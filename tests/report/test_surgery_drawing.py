@@ -15,10 +15,17 @@ from torch.nn import functional as F
 
 import mptify
 from mptify.errors import MptifyError
-from mptify.report.drawing import draw
+from mptify.report.surgery_drawing import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
-MODELS = ["resnet18", "vit_b_16", "convnext_tiny", "densenet121", "timm/vit_small_patch16_224", "timm/efficientnet_b0"]
+MODELS = [
+    "resnet18",
+    "vit_b_16",
+    "convnext_tiny",
+    "densenet121",
+    "timm/vit_small_patch16_224",
+    "timm/efficientnet_b0",
+]
 
 
 class Untraceable(nn.Module):
@@ -59,7 +66,9 @@ def ticket_model(name: str, bits: str = "1/1", **settings) -> nn.Module:
 
 
 def boxes(svg: str, role: str) -> list[ElementTree.Element]:
-    return [group for group in ElementTree.fromstring(svg).iter(f"{SVG}g") if group.get("class") == role]
+    return [
+        group for group in ElementTree.fromstring(svg).iter(f"{SVG}g") if group.get("class") == role
+    ]
 
 
 def count(svg: str, role: str) -> int:
@@ -68,10 +77,17 @@ def count(svg: str, role: str) -> int:
 
 def texts(svg: str, **attributes: str) -> list[str]:
     found = ElementTree.fromstring(svg).iter(f"{SVG}text")
-    return ["".join(text.itertext()) for text in found if all(text.get(key) == value for key, value in attributes.items())]
+    return [
+        "".join(text.itertext())
+        for text in found
+        if all(text.get(key) == value for key, value in attributes.items())
+    ]
 
 
-@pytest.mark.parametrize(("name", "bits"), [*product([*MODELS, "untraceable", "bare"], ["1/1", "1/32"]), ("swin_t", "1/32")])
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [*product([*MODELS, "untraceable", "bare"], ["1/1", "1/32"]), ("swin_t", "1/32")],
+)
 def test_every_ticket_layer_is_drawn_once_or_counted_in_a_fold(name, bits):
     model = ticket_model(name, bits)
     svg = draw(model)
@@ -84,13 +100,19 @@ def test_text_stays_in_its_box_and_boxes_do_not_overlap(name):
     rectangles, svg = [], draw(ticket_model(name))
     for role in ("ticket", "norm", "sign", "edge", "pool", "dense", "plain"):
         for box in boxes(svg, role):
-            x, y, width, height = (float(box.find(f"{SVG}rect").get(key)) for key in ("x", "y", "width", "height"))
+            x, y, width, height = (
+                float(box.find(f"{SVG}rect").get(key)) for key in ("x", "y", "width", "height")
+            )
             rectangles.append((x, y, x + width, y + height))
             for text in box.iter(f"{SVG}text"):
-                assert len(text.text) * 6.62 <= width  # 11px in the widest of the usual monospace fonts
+                assert (
+                    len(text.text) * 6.62 <= width
+                )  # 11px in the widest of the usual monospace fonts
                 assert y < float(text.get("y")) < y + height
     for number, (left, top, right, bottom) in enumerate(rectangles):
-        assert not any(left < r and x < right and top < b and y < bottom for x, y, r, b in rectangles[:number])
+        assert not any(
+            left < r and x < right and top < b and y < bottom for x, y, r, b in rectangles[:number]
+        )
 
 
 def test_equal_blocks_are_folded():
@@ -114,7 +136,11 @@ def test_each_edit_has_its_colour():
 
 def test_dense_layers_say_why():
     (box,) = boxes(draw(ticket_model("resnet18", dense="first")), "dense")
-    assert [text.text for text in box.iter(f"{SVG}text")] == ["conv1", "Conv2d 64×3×7×7", "asked: first layer"]
+    assert [text.text for text in box.iter(f"{SVG}text")] == [
+        "conv1",
+        "Conv2d 64×3×7×7",
+        "asked: first layer",
+    ]
 
 
 def test_the_title_names_model_and_settings():
@@ -156,5 +182,8 @@ def test_it_needs_nothing_from_outside():
 
 
 def test_an_ordinary_model_is_refused():
-    with pytest.raises(MptifyError, match=r"takes a ticket model, as mptify.transform\(\) returns it; this Linear has no plan"):
+    with pytest.raises(
+        MptifyError,
+        match=r"takes a ticket model, as mptify.transform\(\) returns it; this Linear has no plan",
+    ):
         draw(nn.Linear(2, 2))
