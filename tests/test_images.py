@@ -147,7 +147,7 @@ def photos(tmp_path):
 @TIMM_LEAVES_FILES_OPEN
 def test_a_data_set_reads_them_so(photos, source):
     _, val = load_data(DataConfig(source=f"{source}:{photos}", size=16, workers=0))
-    val.mean, val.deviation = (0.0,) * 3, (1 / 255,) * 3
+    val.mean, val.std = (0.0,) * 3, (1 / 255,) * 3
     pixels, labels = next(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))
     for image, label in zip(pixels, labels.tolist(), strict=True):
         if label == 0:

@@ -212,7 +212,7 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
     from mptify.errors import RunExists
     from mptify.models import registry
     from mptify.training import search as run_search
-    from mptify.training.distributed import meet
+    from mptify.training.distributed import barrier
     from mptify.training.run_folder import Run, free_folder
     from mptify.training.setup import architecture_of, build_network
     from mptify.training.sources import load_data
@@ -237,7 +237,7 @@ def _run(recipe: Any, out: Path | None, resume: bool) -> None:
         raise typer.Exit
     below = folder / "baseline"
     searched, again = resume and done.has_summary, (below / "recipe.yaml").exists()
-    meet()  # before any process changes what others look at
+    barrier()  # before any process changes what others look at
     if not searched:
         headlines = [_headline(recipe, entry, train, val, folder)]
         if recipe.threads is None and _is_busy():

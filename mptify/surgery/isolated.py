@@ -1,13 +1,13 @@
-"""Run a module's own Python code on fx proxies, invisibly to every other thread.
+"""Run a module's Python code on fx proxies, invisible to all other threads.
 
-torch.fx's own `trace` replaces `nn.Module.__call__`, `nn.Module.__getattr__` and functions in the globals of the files that
-it runs, for the whole process. Here the copy that is traced gets classes of its own instead:
+torch.fx's own `trace` replaces `nn.Module.__call__`, `nn.Module.__getattr__` and globals of the
+traced files for the whole process. Here, the traced copy gets classes of its own instead:
 
-- calls and attributes of its modules go to the tracer, and `training` reads as the mode that is traced;
-- its methods run with a view of their globals in which leaf functions (`math.sqrt`, whatever `torch.fx.wrap` or timm name)
-  record a call, and in which random number generators refuse to be used.
+- calls and attributes of its modules go to the tracer, and `training` reads as the traced mode;
+- its methods run with a view of their globals in which leaf functions (`math.sqrt`, those that
+  `torch.fx.wrap` or timm name) record a call, and random number generators refuse to be used.
 
-Nothing outside of that copy changes, so any number of threads can trace, build and train at the same time.
+Nothing outside the copy changes, so other threads can trace, build and train at the same time.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.
 
 
 class DrawsRandomNumbers(RuntimeError):
-    """A `forward` drew random numbers, which a trace would freeze."""
+    """The `forward` drew random numbers, which a trace would freeze."""
 
     def __init__(self) -> None:
         super().__init__("its forward() draws random numbers that a trace would freeze")
 
 
 class IsolatedTracer(fx.Tracer):
-    """`fx.Tracer` whose `trace` touches nothing but the module that it is given, which belongs to the tracer from then on.
+    """An `fx.Tracer` whose `trace` changes nothing but the module that it is given.
+
+    The module belongs to the tracer from then on.
 
     Args:
         leaf_functions: Functions that become one node of the graph instead of being traced.
@@ -49,17 +51,17 @@ class IsolatedTracer(fx.Tracer):
 
     def __init__(self, leaf_functions: Collection[Callable[..., Any]] = ()):
         super().__init__(param_shapes_constant=True)
-        self.mode_reads: list[str] = []  # the classes whose code asked for `training`
+        self.mode_reads: list[str] = []  # the classes whose code has read `training`
         self.mode = False
         self.inputs_are_tensors = (
-            True  # or else code that asks whether an input is a list can't be traced
+            True  # so that code which checks whether an input is a list can be traced
         )
         self._leaf_functions = {id(function) for function in leaf_functions}
         self._globals: dict[int, _TracedGlobals] = {}
         self._parameter_proxies: dict[str, fx.Proxy] = {}
         self.observed_methods: tuple[
             str, ...
-        ] = ()  # of the root, whose calls `on_method_end` is told of
+        ] = ()  # methods of the root after which `on_method_end` is called
 
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         """The graph of `root.forward` in the mode `self.mode`."""
@@ -91,10 +93,10 @@ class IsolatedTracer(fx.Tracer):
         self.submodule_paths = None
         return self.graph
 
-    # -- what the isolated modules ask -------------------------------------------------------------------------------
+    # -- called by the isolated modules -------------------------------------------------------------------------------
 
     def attribute(self, name: str, value: Any) -> Any:
-        """What a module's code sees for one of its parameters, buffers or children."""
+        """What code reads as a parameter, buffer or child of a module."""
         return self.getattr(name, value, self._parameter_proxies)
 
     def _observed(self, name: str, method: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +108,7 @@ class IsolatedTracer(fx.Tracer):
         """Called when one of the root's `observed_methods` has returned."""
 
     def isolated_function(self, function: types.FunctionType) -> types.FunctionType:
-        """The same code with a traced view of its globals."""
+        """The function with a traced view of its globals."""
         if is_torchs(function.__module__):
             return function
         cells = function.__closure__
@@ -124,7 +126,7 @@ class IsolatedTracer(fx.Tracer):
         return copied
 
     def create_arg(self, a: Any) -> Any:
-        """As fx does, but of a dictionary that is a dataclass (the outputs of Hugging Face's models) keep the class."""
+        """As fx does, but keep the class of dictionaries that are dataclasses (Hugging Face outputs)."""
         if isinstance(a, dict) and dataclasses.is_dataclass(a):
             values = {
                 field.name: self.create_arg(getattr(a, field.name))
@@ -134,7 +136,7 @@ class IsolatedTracer(fx.Tracer):
         return super().create_arg(a)
 
     def path_of_module(self, mod: nn.Module) -> str:
-        """As fx does; a slice of a Sequential, which code makes while it runs, has no path, and its parts have theirs."""
+        """As fx does; for a slice of a Sequential, which has no path, those of its parts."""
         try:
             return super().path_of_module(mod)
         except NameError:
@@ -152,7 +154,7 @@ class IsolatedTracer(fx.Tracer):
 
 
 def original_type(module: nn.Module) -> type:
-    """The class of a module, before a trace gave it one of its own."""
+    """The class of a module before it was traced."""
     return getattr(type(module), "isolated_from", type(module))
 
 
@@ -160,10 +162,10 @@ def original_type(module: nn.Module) -> type:
 
 
 class _Isolated:
-    """Stands before the class of a module that is being traced."""
+    """The base class of modules that are being traced."""
 
     def __init_subclass__(cls) -> None:
-        """Keep what the original class does with its subclasses from happening."""
+        """Skip what the original class does with its subclasses."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         original: Any = type(self).isolated_from  # type: ignore[attr-defined]
@@ -186,7 +188,7 @@ class _Isolated:
 
 
 class ScriptStandIn(nn.Module):
-    """For a module of TorchScript, whose class can't be changed: a leaf that answers for its attributes."""
+    """A leaf in place of a TorchScript module, whose class can't be changed."""
 
     def __init__(self, script: Any):
         super().__init__()
@@ -238,7 +240,7 @@ def _isolated_class(original: type, tracer: IsolatedTracer) -> type:
 
 
 def _isolated_attribute(value: Any, tracer: IsolatedTracer) -> Any:
-    """What hangs on a module itself: functions run with traced globals, generators refuse."""
+    """Attributes of a module: functions run with traced globals, generators refuse to be used."""
     if isinstance(value, _GENERATORS):
         return _Refusing(value)
     if isinstance(value, types.FunctionType):
@@ -267,10 +269,10 @@ def _isolated_member(value: Any, tracer: IsolatedTracer) -> Any:
 
 
 def _isolated_cell(cell: Any, tracer: IsolatedTracer) -> Any:
-    """Of a decorated function, the closure holds the function itself."""
+    """The closure of a decorated function, which holds the function itself."""
     try:
         value = cell.cell_contents
-    except ValueError:  # still empty
+    except ValueError:  # empty
         return cell
     return (
         types.CellType(tracer.isolated_function(value))
@@ -280,7 +282,7 @@ def _isolated_cell(cell: Any, tracer: IsolatedTracer) -> Any:
 
 
 def is_torchs(module: str | None) -> bool:
-    """Whether a Python module, by name, is part of torch."""
+    """Whether a Python module of this name is part of torch."""
     return (module or "").partition(".")[0] == "torch"
 
 
@@ -288,7 +290,7 @@ def is_torchs(module: str | None) -> bool:
 
 
 class _TracedGlobals(dict):
-    """The globals of a file as traced code sees them; each is looked up, and replaced where it must be, when it is first read."""
+    """The globals of a file as traced code sees them, replaced where needed when first read."""
 
     def __init__(self, original: dict[str, Any], tracer: IsolatedTracer):
         super().__init__(
@@ -335,7 +337,7 @@ class _TracedGlobals(dict):
 
 
 def _traced_super(tracer: IsolatedTracer, *given: Any) -> Any:
-    """`super()`, whose methods run with traced globals as well."""
+    """`super()`, whose methods run with traced globals too."""
     if not given:
         frame = sys._getframe(1)
         given = frame.f_locals["__class__"], frame.f_locals[frame.f_code.co_varnames[0]]
@@ -343,7 +345,7 @@ def _traced_super(tracer: IsolatedTracer, *given: Any) -> Any:
 
 
 def _traced_isinstance(value: Any, kinds: Any) -> bool:
-    """`isinstance`, which can't tell whether a graph's input is a list, a tuple or a dictionary."""
+    """`isinstance`, which fails for graph inputs that may be a list, a tuple or a dictionary."""
     asked = kinds if isinstance(kinds, tuple) else (kinds,)
     containers = any(
         isinstance(kind, type) and issubclass(kind, (list, tuple, dict)) for kind in asked
@@ -380,7 +382,7 @@ class _NumpyView:
 
 
 class _Refusing:
-    """A generator of random numbers, or a module of such functions, which traced code may look at but not call."""
+    """A random number generator, or its module, which traced code may read but not call."""
 
     def __init__(self, generator: Any):
         self._generator = generator
@@ -395,7 +397,7 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
 
 
 def _leaf_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Records one call of `function` where it is given a proxy, and calls it where it is not."""
+    """Record one call of `function` on proxies, and call it on other values."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -414,7 +416,7 @@ def _leaf_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NoDraws(TorchDispatchMode):
-    """Refuses torch operations that draw from a generator. Modes belong to the thread that entered them."""
+    """Refuse torch operations that draw random numbers. A mode belongs to the thread that enters it."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None

@@ -1,8 +1,8 @@
-"""From a model to regions: the largest parts of it that torch.fx can follow.
+"""Trace a model into regions: the largest parts of it that torch.fx can trace.
 
-A region is a module whose `forward` was traced, or a single layer that is called from code that can't be. What fx can't
-follow (control flow on values) keeps its Python `forward`, and its children become regions of their own; so tracing
-never fails as a whole.
+A region is a module whose `forward` was traced, or a single layer that is called from untraced
+code. What fx cannot trace (control flow on values) keeps its Python `forward`, and its children
+become regions. So tracing as a whole never fails.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ _REGULARIZERS = (
     "StochasticDepth",
     "DropBlock2d",
     "PatchDropout",
-)  # random in train(), nothing in eval()
+)  # random in train(), the identity in eval()
 
 
 @dataclass
 class Region:
-    """One traced module (`graphs`: by training mode, one entry where both modes run the same), or one lone layer."""
+    """A traced module, or a single layer that untraced code calls.
+
+    `graphs` are its graphs by training mode; one entry if both modes run the same code.
+    """
 
     path: str
     module: nn.Module
@@ -60,7 +63,7 @@ class Region:
 
 @dataclass
 class Traced:
-    """A structural copy of a model, which shares the original's tensors, with its regions.
+    """A copy of a model that shares its tensors, with its regions.
 
     `untraced` are the modules that keep their Python `forward`, with fx's reason.
     """
@@ -75,7 +78,7 @@ class Traced:
 
 
 def trace(model: nn.Module) -> Traced:
-    """Find the regions of `model`. The model itself stays as it was: what is traced is a copy that shares its tensors."""
+    """Find the regions of `model`, on a copy that shares its tensors; the model does not change."""
     if not isinstance(model, nn.Module):
         raise CannotConvert(f"A network is needed, an nn.Module, not {shown(model)}.")
     copied = share_copy(model)
@@ -86,13 +89,13 @@ def trace(model: nn.Module) -> Traced:
 
 
 def share_copy(model: nn.Module) -> nn.Module:
-    """A copy of the module tree whose parameters and buffers are the original's own."""
+    """A copy of the module tree that shares all parameters and buffers."""
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         memo[id(tensor)] = tensor
         if tensor.is_leaf and tensor.grad is not None:
             memo[id(tensor.grad)] = tensor.grad
-    for module in model.modules():  # results that hooks left behind, which deepcopy refuses
+    for module in model.modules():  # results that hooks have stored, which deepcopy refuses
         memo.update(
             (id(tensor), tensor)
             for name, value in vars(module).items()
@@ -113,9 +116,9 @@ def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
 def _open(
     traced: Traced, path: str, module: nn.Module, seen: set[int], caller: nn.Module | None = None
 ) -> None:
-    """Make `module` a region, or, where fx can't follow it, look for regions among its children.
+    """Make `module` a region, or look for regions among its children if fx cannot trace it.
 
-    `caller` is the module whose Python code calls it, if one does; lists of modules have none of their own.
+    `caller` is the module whose Python code calls it, if there is one.
     """
     if id(module) in seen:
         return
@@ -135,7 +138,7 @@ def _open(
     try:
         _require_traceable(module, caller)
         graphs = _trace_both_modes(module, is_model=path == "")
-    except Exception as error:  # whatever a model's own code raises when it is fed proxies
+    except Exception as error:  # any error of the model's code on proxies
         traced.untraced[path] = _first_line(error)
         _open_children(traced, path, module, seen, caller=module)
         return
@@ -160,12 +163,12 @@ def _open_children(
 
 
 def join(path: str, name: str) -> str:
-    """The dotted name of what `path` holds under `name`; the model itself is the empty path."""
+    """The dotted name of `name` below `path`; the model itself has the empty path."""
     return f"{path}.{name}" if path and name else path or name
 
 
 def _is_interesting(module: nn.Module) -> bool:
-    """Whether there is anything to convert in it: a layer, or a parameter that it may use as one."""
+    """Whether it contains a layer, or a parameter that may be used as a weight."""
     return any(
         layer_registry.is_known(part) or (part._parameters and not isinstance(part, _PRIMITIVES))
         for part in module.modules()
@@ -203,7 +206,7 @@ def _require_traceable(module: nn.Module, caller: nn.Module | None) -> None:
     )
     for name, hook in hooks:
         if any(id(owner) in mine for owner in _owners_of(hook)):
-            raise RuntimeError(f"a hook on {name} may hand it values")
+            raise RuntimeError(f"a hook on {name} may pass values to it")
 
 
 def _hooks_of(module: nn.Module) -> list[Any]:
@@ -211,14 +214,14 @@ def _hooks_of(module: nn.Module) -> list[Any]:
 
 
 def _owners_of(hook: Any) -> Iterator[Any]:
-    """The objects that a hook can leave values in."""
+    """The objects in which a hook can store values."""
     found: list[Any] = []
     if isinstance(hook, functools.partial):
         found += hook.args
         hook = hook.func
     found.append(getattr(hook, "__self__", None))
     for cell in getattr(hook, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # a cell that is still empty
+        with contextlib.suppress(ValueError):  # an empty cell
             found.append(cell.cell_contents)
     return (one for one in found if one is not None and not isinstance(one, (int, float, str)))
 
@@ -244,7 +247,7 @@ def _trace_both_modes(module: nn.Module, is_model: bool) -> dict[bool, fx.Graph]
 
 
 def _scratch_copy(module: nn.Module) -> nn.Module:
-    """A copy to run on proxies: what that leaves in attributes, buffers and the lists of hooks is thrown away with it."""
+    """A copy to run on proxies, whose side effects are thrown away with it."""
     scratch = share_copy(module)
     for part in scratch.modules():
         part._buffers = {
@@ -259,19 +262,17 @@ def _scratch_copy(module: nn.Module) -> nn.Module:
 def _trace_once(
     module: nn.Module, opaque: set[type], *, training: bool, is_model: bool
 ) -> tuple[fx.Graph, bool]:
-    """The graph in one mode, and whether the code that was run looked at the mode."""
+    """The graph of one mode, and whether the code has read the mode."""
     versions = [buffer._version for buffer in module.buffers()]
     tracer = RegionTracer(opaque)
     tracer.mode = training
-    tracer.inputs_are_tensors = (
-        is_model  # what code that stays Python hands to a part may be anything
-    )
+    tracer.inputs_are_tensors = is_model  # untraced code may pass anything to a child
     graph = tracer.trace(module, _defaults_of(module))
     mode_matters = bool(tracer.mode_reads)
     _restore_names_(graph, module)
     _make_lists_afresh_(graph)
     if not _depends_on_input(graph):
-        raise RuntimeError("its outputs come from somewhere else than its input")
+        raise RuntimeError("its outputs do not come from its input")
     if versions != [buffer._version for buffer in module.buffers()]:
         raise RuntimeError("its forward() changes a buffer while it is traced")
     if any(not node.users and _works_in_place(node, module) for node in graph.nodes):
@@ -280,7 +281,7 @@ def _trace_once(
 
 
 def _depends_on_input(graph: fx.Graph) -> bool:
-    """Hooks may hand on values where a trace does not see them; then nothing is left of the output."""
+    """Remove what the output does not need; hooks may pass values that a trace does not see."""
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     waiting, seen = [output], set()
     while waiting:
@@ -309,7 +310,7 @@ def _works_in_place(node: fx.Node, root: nn.Module) -> bool:
 
 
 def _restore_names_(graph: fx.Graph, module: nn.Module) -> None:
-    """fx renames the arguments that it was told the value of; callers pass them by their old names."""
+    """Restore the names of arguments, which fx changes where it was given their values."""
     inputs = [
         node
         for node in graph.nodes
@@ -318,7 +319,7 @@ def _restore_names_(graph: fx.Graph, module: nn.Module) -> None:
     for node, name in zip(inputs, inspect.signature(module.forward).parameters, strict=False):
         node.target = name
     if inputs:
-        inputs[0].args = ()  # without it there is nothing to compute, whatever its default
+        inputs[0].args = ()  # required, whatever its default
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in (
             torch._assert,
@@ -336,7 +337,7 @@ def _restore_names_(graph: fx.Graph, module: nn.Module) -> None:
 
 
 def _make_lists_afresh_(graph: fx.Graph) -> None:
-    """A function that fx does not look into may change a list that it is given, and fx's own lists can't be changed."""
+    """Copy lists passed to opaque functions, which may change them, unlike fx's own lists."""
     for node in list(graph.nodes):
         if node.op == "call_function" and is_opaque(node.target):
             for position, value in enumerate(node.args):
@@ -348,14 +349,14 @@ def _make_lists_afresh_(graph: fx.Graph) -> None:
 
 
 def is_opaque(function: Any) -> bool:
-    """A Python function that fx was told not to look into."""
+    """Whether a function is opaque to fx."""
     return isinstance(function, FunctionType) and not (function.__module__ or "").startswith(
         "torch."
     )
 
 
 def _bring_constants_(module: nn.Module, scratch: nn.Module, graphs: dict[bool, fx.Graph]) -> None:
-    """Tensors that `forward` made out of nothing, which fx hung on the module that it traced."""
+    """The tensors that `forward` creates, which fx stores on the traced module."""
     for graph in graphs.values():
         for node in graph.nodes:
             if (
@@ -367,9 +368,10 @@ def _bring_constants_(module: nn.Module, scratch: nn.Module, graphs: dict[bool, 
 
 
 def _defaults_of(module: nn.Module) -> dict[str, Any]:
-    """Optional arguments are fixed to their defaults; the graph checks at run time that they were.
+    """Fix optional arguments to their defaults; the graph checks this at run time.
 
-    Where all are optional, as in `forward(self, pixel_values=None, labels=None)`, the first is the input.
+    Where all are optional, as in `forward(self, pixel_values=None, labels=None)`, the first is the
+    input.
     """
     parameters = [
         p
@@ -385,7 +387,7 @@ def _defaults_of(module: nn.Module) -> dict[str, Any]:
 
 
 class RegionTracer(IsolatedTracer):
-    """fx's tracer with every layer, norm and regularizer as a leaf, whatever package its class comes from."""
+    """fx's tracer with all layers, norms and regularizers as leaves."""
 
     def __init__(self, opaque: Collection[type] = ()):
         modules, functions = _timm_notrace()
@@ -398,15 +400,13 @@ class RegionTracer(IsolatedTracer):
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         graph = super().trace(root, concrete_args)
         output = next(node for node in reversed(graph.nodes) if node.op == "output")
-        if (
-            output.args[0] is not self.head_result
-        ):  # `forward` does more with what `forward_head` returned
+        if output.args[0] is not self.head_result:  # `forward` uses the result of `forward_head`
             for node in graph.nodes:
                 node.meta.pop("input_of", None)
         return graph
 
     def on_method_end(self, name: str, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        """Mark the values between the parts that timm's models are made of, so that a rewritten graph can run them alone."""
+        """Mark the values between the parts of timm's models, so that a graph can run them alone."""
         _, value, *others = inspect.signature(getattr(type(self.root), name)).parameters.values()
         passed = dict(zip((one.name for one in others), args[1:], strict=False)) | kwargs
         if (
@@ -449,7 +449,7 @@ class RegionTracer(IsolatedTracer):
     def _norm_then_activation(
         self, m: nn.Module, parts: list[nn.Module], args: tuple, kwargs: dict
     ) -> Any:
-        """A norm with its activation inside (timm's BatchNormAct2d) is traced as the two calls that it is."""
+        """Trace a norm that contains an activation (timm's BatchNormAct2d) as two calls."""
         value = self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
         value.node.meta["norm_only"] = True
         for part in parts:
@@ -478,7 +478,7 @@ class RegionTracer(IsolatedTracer):
         place = (
             label,
             *_caller(),
-        )  # the same in both modes, however many calls only one of them makes
+        )  # the same number in both modes
         again = self.calls.get(place, 0)
         self.calls[place] = again + 1
         node.meta["key"] = (*place, again)
@@ -486,7 +486,7 @@ class RegionTracer(IsolatedTracer):
 
 
 def _caller() -> tuple[str, int]:
-    """File and line of the model's code that is being run."""
+    """File and line of the model's code that is running."""
     frame = sys._getframe(2)
     ours = (__file__, isolated.__file__)
     while frame.f_back is not None and (
@@ -497,7 +497,7 @@ def _caller() -> tuple[str, int]:
 
 
 def _timm_notrace() -> tuple[list[type], list[Any]]:
-    """timm's own lists of what fx must not look into; empty while timm has not been imported."""
+    """timm's lists of what fx must not trace; empty if timm is not imported."""
     if "timm" not in sys.modules:
         return [], []
     from timm.layers import get_notrace_functions, get_notrace_modules

@@ -1,4 +1,4 @@
-"""Searching tickets: data, schedule, the loop, and the folder that a run lives in."""
+"""The search: data, methods, the loop, callbacks, and run folders."""
 
 from mptify.training.callbacks import Callback, SearchState, StepMetrics
 from mptify.training.loop import Result, search

@@ -1,5 +1,4 @@
-"""Callbacks: what a search calls as it runs. Progress, trackers and curves are built on them, and so are methods that
-change the model between steps."""
+"""Callbacks of a search, on which progress, trackers, curves and methods are built."""
 
 from __future__ import annotations
 
@@ -28,16 +27,16 @@ __all__ = [
 
 @dataclass
 class SearchState:
-    """A search as its callbacks see it.
+    """The state of a search, as its callbacks see it.
 
     Attributes:
-        model: The ticket model that is searched. Callbacks may change it, in the same way in every process.
+        model: The network. Callbacks may change it, in the same way in every process.
         config: The settings of the search.
         steps_per_epoch: How many steps an epoch has.
         epoch: How many epochs are done.
         step: How many steps of the current epoch are done.
-        rows: The metrics of each epoch that is done.
-        is_main: Whether this is the only process, or the first of several. Only that one should print or write.
+        rows: The metrics of each finished epoch.
+        is_main: Whether this is the first process. Only the first should print or write.
     """
 
     model: nn.Module
@@ -50,12 +49,13 @@ class SearchState:
 
 
 class StepMetrics(NamedTuple):
-    """What is known after a step.
+    """The metrics of a step.
 
     Attributes:
-        images: How many images this epoch has seen since the search began or was resumed, over all processes.
-        loss: The mean loss of this process in the epoch so far, about twice a second; else None.
-        accuracy: Its accuracy likewise.
+        images: How many images this epoch has seen since the search began or was resumed, over all
+            processes.
+        loss: The mean loss of this process in the epoch so far; None except about twice a second.
+        accuracy: The accuracy, likewise.
     """
 
     images: int
@@ -64,10 +64,11 @@ class StepMetrics(NamedTuple):
 
 
 class Callback:
-    """Base class: override what you need, and pass an instance to `mptify.search(..., callbacks=[...])`.
+    """Base class of callbacks: override what you need.
 
-    Every process calls its own callbacks. A search that is stopped and resumed ends as if it had not been stopped; for
-    this, a callback with state of its own implements `state_dict` and `load_state_dict`.
+    Pass instances to `mptify.search(..., callbacks=[...])`. Every process calls its own callbacks. A
+    callback with state implements `state_dict` and `load_state_dict`, so that a search that is
+    stopped and resumed ends in the same ticket.
 
     Example:
         class Printer(mptify.Callback):
@@ -77,33 +78,33 @@ class Callback:
     """
 
     def on_search_begin(self, search: SearchState) -> None:
-        """Before the first step; `search.epoch` and `search.step` say where a resumed search continues."""
+        """Called before the first step; a resumed search continues at `search.epoch` and `.step`."""
 
     def on_step_end(self, search: SearchState, metrics: StepMetrics) -> None:
-        """After each step of the optimizer."""
+        """Called after each optimizer step."""
 
     def on_epoch_end(self, search: SearchState, row: dict[str, Any]) -> None:
-        """After each epoch's evaluation and before its checkpoint. `row` holds the epoch's metrics."""
+        """Called after each epoch's evaluation and before its checkpoint, with the epoch's metrics."""
 
     def on_warning(self, search: SearchState, text: str) -> None:
-        """Something looks wrong: a layer is dead, or its mask never changes."""
+        """Called when something looks wrong: a layer is dead, or its mask never changes."""
 
     def on_interrupt(self) -> None:
-        """Ctrl-C or SIGTERM arrived, and the search stops after this step. Runs inside the signal handler."""
+        """Called inside the signal handler when Ctrl-C or SIGTERM stops the search after this step."""
 
     def on_search_end(self, search: SearchState) -> None:
-        """After the last step, also when the search was stopped or failed."""
+        """Called after the last step, also if the search was stopped or has failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State to keep in checkpoints, as values that JSON knows."""
+        """State to keep in checkpoints, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned when the search was stopped."""
+        """Restore what `state_dict` returned."""
 
 
 class CallbackList:
-    """Calls several callbacks in turn, each with the state of the search."""
+    """Call several callbacks in turn."""
 
     def __init__(self, search: SearchState, callbacks: Sequence[Callback]):
         self.search, self.callbacks = search, list(callbacks)
@@ -133,26 +134,30 @@ class CallbackList:
             callback.on_search_end(self.search)
 
     def state_dict(self) -> list[list[Any]]:
-        """Class name and state of each callback that has one."""
+        """The class name and state of each callback that has state."""
         states = [
             (type(callback).__qualname__, callback.state_dict()) for callback in self.callbacks
         ]
         return [[name, state] for name, state in states if state]
 
     def load_state_dict(self, states: list[list[Any]]) -> None:
-        """Raises `MptifyError` unless the callbacks that have state are those that the search was begun with."""
+        """Restore the callbacks' states.
+
+        Raises:
+            MptifyError: The search was started with other stateful callbacks.
+        """
         left = list(states)
         for callback in self.callbacks:
             if left and left[0][0] == type(callback).__qualname__:
                 callback.load_state_dict(left.pop(0)[1])
         if left:
             raise MptifyError(
-                f"The search was begun with the callback {left[0][0]}, which keeps state; resume it with the same callbacks."
+                f"The search was started with the callback {left[0][0]}, which has state; resume it with the same callbacks."
             )
 
 
 class Trackers(Callback):
-    """Logs each epoch's metrics to Accelerate's trackers."""
+    """Log each epoch's metrics to Accelerate's trackers."""
 
     def __init__(self, accelerator: Any):
         self.accelerator = accelerator
@@ -176,7 +181,7 @@ class Trackers(Callback):
 
 
 class Curves(Callback):
-    """Draws the training curves of a run into its folder."""
+    """Draw the training curves of a run into its folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -187,7 +192,11 @@ class Curves(Callback):
 
 
 def check_callbacks(callbacks: Any) -> list[Callback]:
-    """A list of callbacks, or `BadConfig`."""
+    """A list of callbacks.
+
+    Raises:
+        BadConfig: Something else was given.
+    """
     if isinstance(callbacks, Callback):
         return [callbacks]
     if isinstance(callbacks, (str, bytes, dict)) or not hasattr(callbacks, "__iter__"):

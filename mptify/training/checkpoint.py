@@ -1,4 +1,4 @@
-"""Everything that the next step depends on, as tensors by name, so that a checkpoint needs no pickle."""
+"""Checkpoints: everything the next step depends on, as named tensors, without pickle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["changing", "fingerprint", "optimizer_state", "restore_optimizer_"]
 
 
 def changing(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All that a step may change; frozen weights come with the network."""
+    """All tensors that a step may change."""
     frozen = {name for name, kind in parameter_kinds(network).items() if kind == "frozen"}
     yield from (
         (name, parameter) for name, parameter in network.named_parameters() if name not in frozen
@@ -25,7 +25,7 @@ def changing(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def fingerprint(network: nn.Module) -> str:
-    """Of what a checkpoint takes for granted: frozen weights, and which tensors there are."""
+    """A fingerprint of what a checkpoint relies on: frozen weights, and names and shapes."""
     found = hashlib.blake2b(digest_size=16)
     for name, tensor in changing(network):
         found.update(f"{name} {tuple(tensor.shape)};".encode())
@@ -39,7 +39,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and what is no tensor."""
+    """The state of an optimizer: named tensors, and other values."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
     for number, parameter in enumerate(_parameters(optimizer)):
@@ -54,7 +54,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
 def restore_optimizer_(
     optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
 ) -> None:
-    """Put back what `optimizer_state` gave."""
+    """Restore what `optimizer_state` returned."""
     parameters = _parameters(optimizer)
     for name, value in [*tensors.items(), *plain.items()]:
         if name.startswith("optimizer."):

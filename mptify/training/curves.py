@@ -1,4 +1,4 @@
-"""Loss and accuracy of a run as a picture."""
+"""Draw the training curves of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["draw_curves"]
 
 
 def draw_curves(rows: list[dict[str, Any]], path: Path) -> None:
-    """Two panels, one line each for training and validation; a third with the share of survivors replaced per epoch."""
+    """Loss and accuracy for training and validation, and the share of survivors replaced per epoch."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter

@@ -1,8 +1,8 @@
-"""Images for a search: small sets as uint8 in memory, augmented per batch on the device; large ones read by workers.
+"""Images for a search: small sets in memory, augmented on the device; large ones read by workers.
 
-Which images a step sees, and how each is augmented, depends on seed, epoch and step alone: not on how many processes
-share the work, and not on whether the run was interrupted before. The last batch of an epoch is never a small one: the
-epoch is cut into batches of nearly equal size.
+Which images a step sees, and how each is augmented, depends on seed, epoch and step alone: not on
+the number of processes, nor on interruptions. An epoch is split into batches of nearly equal size,
+so that its last batch is not small.
 """
 
 from __future__ import annotations
@@ -32,11 +32,16 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass
 class Images:
-    """One split. In memory: `pixels` (uint8, images × channels × height × width) and `labels`. Else `files`, a map-style data set.
+    """One split of a data set.
 
-    The network sees pixels from 0 to 1, less `mean`, over `deviation` (one number per channel); files give uint8 as well then.
-    A data set of the caller's own gives what the network sees, and these are empty. Where files number their classes otherwise
-    than the network does, `numbers` holds the network's class of each of theirs.
+    Attributes:
+        pixels: Images in memory: uint8, images × channels × height × width.
+        labels: Their labels.
+        files: A map-style data set, instead of images in memory.
+        mean: The mean of each channel, of pixels from 0 to 1. Empty for a caller's own data set,
+            which returns normalized images.
+        std: The standard deviation of each channel.
+        numbers: The network's class for each class of the files, where they are numbered otherwise.
     """
 
     labels: Tensor | None
@@ -44,7 +49,7 @@ class Images:
     pixels: Tensor | None = None
     files: Dataset | None = None
     mean: tuple[float, ...] = ()
-    deviation: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     crop: int = 0
     flip: bool = False
     workers: int = 0
@@ -55,7 +60,7 @@ class Images:
         return len(self.pixels if self.pixels is not None else self.files)  # type: ignore[arg-type]
 
     def shape(self) -> tuple[int, ...]:
-        """Of one image, as the network sees it."""
+        """The shape of one image, as the network sees it."""
         if self.pixels is not None:
             return tuple(self.pixels.shape[1:])
         assert self.files is not None
@@ -66,12 +71,12 @@ class Images:
 
 
 def batches_of(count: int, batch: int) -> int:
-    """Steps in an epoch."""
+    """The number of steps in an epoch."""
     return -(-count // batch)
 
 
 def images_in_step(count: int, steps: int, step: int) -> int:
-    """How many images `torch.tensor_split` puts into one of the epoch's batches."""
+    """The number of images in one of the epoch's batches."""
     return count // steps + (step < count % steps)
 
 
@@ -86,7 +91,7 @@ def training_batches(
     world: int,
     device: Any,
 ) -> Iterator[Batch]:
-    """This process's share of each batch of an epoch, from step `first` on. Each image is seen once, by one process."""
+    """This process's share of each batch, from step `first` on; each image is seen once."""
     generator = torch.Generator().manual_seed(mixed(seed, epoch))
     order = torch.randperm(len(images), generator=generator)
     steps = batches_of(len(images), batch)
@@ -112,7 +117,7 @@ def training_batches(
 def evaluation_batches(
     images: Images, batch: int, *, rank: int, world: int, device: Any
 ) -> Iterator[Batch]:
-    """This process's share of all images, each of them once over all processes."""
+    """This process's share of all images, each seen once over all processes."""
     shares = torch.arange(rank, len(images), world).split(batch)
     if images.pixels is None:
         yield from _from_files(images, list(shares), device, seed=None)
@@ -125,7 +130,7 @@ def evaluation_batches(
 
 
 def first_images(images: Images, count: int, device: Any) -> Tensor:
-    """The first few, as evaluation sees them."""
+    """The first few images, as evaluation sees them."""
     share = torch.arange(min(count, len(images)))
     if images.pixels is None:
         return next(_from_files(replace(images, workers=0), [share], device, seed=None))[0]
@@ -133,7 +138,7 @@ def first_images(images: Images, count: int, device: Any) -> Tensor:
 
 
 def mixed(*numbers: int) -> int:
-    """One seed from several numbers, the same everywhere."""
+    """One seed from several numbers, the same on every machine."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -144,14 +149,15 @@ def _labels(images: Images, share: Tensor) -> Tensor:
 
 def _normalized(pixels: Tensor, images: Images) -> Tensor:
     mean = torch.tensor(images.mean, device=pixels.device).view(1, -1, 1, 1)
-    deviation = torch.tensor(images.deviation, device=pixels.device).view(1, -1, 1, 1)
-    return (pixels.float() / 255 - mean) / deviation
+    std = torch.tensor(images.std, device=pixels.device).view(1, -1, 1, 1)
+    return (pixels.float() / 255 - mean) / std
 
 
 def _cropped(pixels: Tensor, down: Tensor, right: Tensor, images: Images) -> Tensor:
-    """Each image shifted by an amount of its own; what comes in at a border is what left the image there, mirrored.
+    """Shift each image by its own random amount, with mirrored borders.
 
-    A frame of one colour would be the most striking thing in a picture, and is in none of those that the network is judged by.
+    A border of one colour would be the most striking feature of an image, and no validation image
+    has one.
     """
     index = torch.arange(len(pixels), device=pixels.device)[:, None, None]
     rows, columns = (
@@ -164,12 +170,12 @@ def _cropped(pixels: Tensor, down: Tensor, right: Tensor, images: Images) -> Ten
 
 
 def _mirrored(place: Tensor, size: int) -> Tensor:
-    """Places outside of [0, size), reflected at its ends."""
+    """Indices outside [0, size), reflected at its ends."""
     return size - 1 - (size - 1 - place.abs()).abs()
 
 
 class _Seeded(Dataset):
-    """A data set whose random transforms depend on which image it is, and not on which worker reads it."""
+    """A data set whose random transforms depend on the image, not on the worker that reads it."""
 
     def __init__(self, files: Any, classes: int):
         self.files, self.classes = files, classes
@@ -188,7 +194,7 @@ class _Seeded(Dataset):
             return _Unreadable(f"{_name_of(self.files, index)}: {error}")
         except (
             Exception
-        ) as error:  # of whatever reads images; a worker would wrap it into a traceback
+        ) as error:  # any error of an image reader; a worker would wrap it into a traceback
             return _Unreadable(
                 f"{_name_of(self.files, index)}: can't be read ({first_line(error)})."
             )
@@ -203,14 +209,14 @@ class _Seeded(Dataset):
 
 @dataclass(frozen=True)
 class _Unreadable:
-    """What stands for an image that could not be read, on its way from a worker."""
+    """An image that could not be read, on its way from a worker."""
 
     text: str
 
 
 @contextlib.contextmanager
 def _randomness_from(seed: int) -> Iterator[None]:
-    """The generators that transforms draw from, set to `seed`, and afterwards as they were."""
+    """Seed the generators that transforms use, and restore them afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -232,7 +238,7 @@ def _name_of(files: Any, index: int) -> str:
 
 
 def _behind_subsets(files: Any, index: int = 0) -> tuple[Any, int]:
-    """The data set that torch's `Subset`s were taken from, and which of its images this one is."""
+    """The data set below torch's `Subset`s, and the indices of its images."""
     while isinstance(files, Subset):
         files, index = files.dataset, files.indices[index]
     return files, index
@@ -267,17 +273,17 @@ def _from_files(
             pixels, labels = batch[0].to(device, non_blocking=True), labels.to(device)
             yield _normalized(pixels, images) if images.mean else pixels, labels
     finally:
-        del batches  # whose processes end with it, and are waited for if an exception holds this frame instead
+        del batches  # ends its processes, also if an exception keeps this frame alive
 
 
 # -- what the caller gives --------------------------------------------------------------------------------------------------
 
 
 def as_pair(train: Any, val: Any, workers: int = 0) -> tuple[Images, Images]:
-    """What `mptify.search` is given, as images; those in memory are normalized by what the training images are like."""
+    """The caller's data as images; those in memory are normalized by the training images."""
     pair = as_images(train, "train", workers), as_images(val, "val", workers)
     if not isinstance(val, Images) and pair[0].mean and pair[1].mean:
-        pair[1].mean, pair[1].deviation = pair[0].mean, pair[0].deviation
+        pair[1].mean, pair[1].std = pair[0].mean, pair[0].std
     require_classes(pair[0], "train")
     if pair[0].shape() != pair[1].shape():
         raise BadData(
@@ -287,21 +293,19 @@ def as_pair(train: Any, val: Any, workers: int = 0) -> tuple[Images, Images]:
 
 
 def require_classes(images: Images, what: str) -> None:
-    """Raise unless there is something to tell apart: with one class, a network that says nothing else is always right."""
+    """Raise unless there are at least two classes."""
     count = images.classes if images.labels is None else len(images.labels.unique())
     if count < 2:
-        raise BadData(
-            f"{what}: all images are of one class; a search needs at least two to tell apart."
-        )
+        raise BadData(f"{what}: all images are of one class; a search needs at least two classes.")
 
 
 def as_images(data: Any, what: str, workers: int = 0) -> Images:
-    """What `mptify.search` is given: a pair (images, labels) of arrays, a map-style data set, or `Images`."""
+    """The caller's data: a pair (images, labels) of arrays, a map-style data set, or `Images`."""
     if isinstance(data, Images):
         return data
     if isinstance(data, DataLoader):
         raise BadData(
-            f"{what}: pass the data set, not a DataLoader; a search makes its own batches, to go on in the middle of an epoch."
+            f"{what}: pass the data set, not a DataLoader; a search makes its own batches, so that it can resume within an epoch."
         )
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return checked_pixels(data[0], data[1], what)
@@ -325,7 +329,7 @@ def as_images(data: Any, what: str, workers: int = 0) -> Images:
 
 
 def _count_classes(data: Any, what: str) -> int:
-    """From what the data set says of itself, or else from each of its labels."""
+    """The labels of a data set, from its attributes or by reading each item."""
     whole, _ = _behind_subsets(data)
     if isinstance(getattr(whole, "classes", None), Sized):
         return len(whole.classes)
@@ -340,10 +344,10 @@ def _count_classes(data: Any, what: str) -> int:
 
 
 def _item(data: Any, index: int, what: str) -> tuple[Tensor, int]:
-    """One item of the caller's data set; what is wrong with it is said of `what`."""
+    """One item of the caller's data set; errors name `what`."""
     try:
         item = data[index]
-    except Exception as error:  # of whatever the data set does
+    except Exception as error:  # any error of the data set
         raise BadData(f"{what}: image {index} can't be read ({first_line(error)}).") from error
     try:
         return checked_item(item, None)
@@ -352,7 +356,7 @@ def _item(data: Any, index: int, what: str) -> tuple[Tensor, int]:
 
 
 def checked_pixels(images: Any, labels: Any, what: str) -> Images:
-    """Images in memory, from arrays that may be anything."""
+    """Images in memory, from the caller's arrays."""
     pixels = as_array(images, f"{what}: images")
     if pixels.ndim == 3:
         pixels = pixels[..., None]
@@ -367,24 +371,24 @@ def checked_pixels(images: Any, labels: Any, what: str) -> Images:
     if pixels.shape[1] in (1, 3) and pixels.shape[3] not in (1, 3, 4):
         pixels = pixels.transpose(0, 2, 3, 1)
     values = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
-    mean, deviation = _statistics(values)
+    mean, std = _statistics(values)
     return Images(
         labels=torch.from_numpy(labels),
         classes=int(labels.max()) + 1,
         pixels=values,
         mean=mean,
-        deviation=deviation,
+        std=std,
     )
 
 
 def _statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel, from 0 to 1, of some 10,000 images: counted, for 256 counters need no room."""
+    """Mean and standard deviation per channel, over about 10,000 images."""
     levels = torch.arange(256, dtype=torch.float64) / 255
-    means, deviations = [], []
+    means, stds = [], []
     for channel in pixels[:: max(1, len(pixels) // 10_000)].unbind(1):
         counts = torch.bincount(channel.reshape(-1), minlength=256).double()
         mean = (counts * levels).sum() / counts.sum()
         variance = (counts * (levels - mean) ** 2).sum() / (counts.sum() - 1).clamp_min(1)
         means.append(float(mean))
-        deviations.append(max(float(variance.sqrt()), 1e-3))
-    return tuple(means), tuple(deviations)
+        stds.append(max(float(variance.sqrt()), 1e-3))
+    return tuple(means), tuple(stds)

@@ -1,4 +1,4 @@
-"""What is watched besides the loss: whether processes agree, how much the masks still change, and whether a layer died."""
+"""Diagnostics: do processes agree, do masks still change, is a layer dead?"""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from mptify.errors import Disagreement
 from mptify.surgery import ticket_layers
-from mptify.training.evaluation import judging
+from mptify.training.evaluation import evaluating
 
 __all__ = ["Masks", "constant_layers", "require_agreement"]
 
 
 class Masks:
-    """The masks at the end of the last epoch, and for how many epochs each has stood still."""
+    """The masks at the end of the last epoch, and for how many epochs each has not changed."""
 
     def __init__(self, model: nn.Module):
         self.layers = {layer.ticket_name: layer for layer in ticket_layers(model).values()}
@@ -32,7 +32,7 @@ class Masks:
         }
 
     def turn(self) -> float:
-        """Take the masks of an epoch's end; which share of the survivors was not among them at its beginning?"""
+        """Record the masks at the end of an epoch; return the share of survivors that is new."""
         now, fresh = self._now(), 0
         for name, bits in now.items():
             fresh += int(np.unpackbits(bits & ~self.packed[name]).sum())
@@ -43,7 +43,7 @@ class Masks:
         return fresh / max(1, sum(layer.kept for layer in self.layers.values()))
 
     def stuck(self, epochs: int) -> list[str]:
-        """After `epochs` of them: layers whose survivors have not changed since the end of the first, though they could."""
+        """The layers whose survivors have not changed since the first epoch, although they could."""
         return [
             name
             for name, layer in self.layers.items()
@@ -51,7 +51,7 @@ class Masks:
         ]
 
     def hashes(self) -> Tensor:
-        """One number per layer."""
+        """A digest of each layer's mask."""
         digests = [hashlib.sha256(bits.tobytes()).digest() for bits in self.packed.values()]
         return torch.tensor(
             [int.from_bytes(digest[:8], "little", signed=True) for digest in digests],
@@ -59,15 +59,15 @@ class Masks:
         )
 
     def digest(self) -> str:
-        """Of all masks together."""
+        """A digest of all masks."""
         return hashlib.sha256(b"".join(bits.tobytes() for bits in self.packed.values())).hexdigest()
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """The state for a checkpoint."""
         return {f"masks.{name}": torch.from_numpy(bits) for name, bits in self.packed.items()}
 
     def restore_(self, tensors: dict[str, Tensor], still: dict[str, int]) -> None:
-        """From a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.packed = {name: tensors[f"masks.{name}"].numpy() for name in self.packed}
         self.still = dict(still)
 
@@ -75,7 +75,7 @@ class Masks:
 def require_agreement(
     masks: Masks, gather: Callable[[Tensor], Tensor], world: int, device: Any
 ) -> None:
-    """Raise unless every process holds the masks that process 0 holds; says which one does not, and where."""
+    """Raise `Disagreement` unless every process holds the masks of process 0."""
     if world == 1:
         return
     mine = masks.hashes().to(device)
@@ -92,12 +92,12 @@ def require_agreement(
         layers = sum(1 for other, _ in wrong if other == rank)
         name = list(masks.layers)[index]
         raise Disagreement(
-            f"Process {rank} holds another mask than process 0 in {layers} layers, the first of them {name}; their scores differ."
+            f"Process {rank} holds other masks than process 0 in {layers} layers, first in {name}; their scores differ."
         )
 
 
 def constant_layers(model: nn.Module, images: Tensor) -> list[str]:
-    """Ticket layers whose output is the same for every image: nothing of the input comes through them."""
+    """The ticket layers whose output is the same for every image."""
     found: dict[str, bool] = {}
     handles = []
     for name, layer in ticket_layers(model).items():
@@ -108,7 +108,7 @@ def constant_layers(model: nn.Module, images: Tensor) -> list[str]:
 
         handles.append(layer.register_forward_hook(look))
     try:
-        with judging(model):
+        with evaluating(model):
             model(images)
     finally:
         for handle in handles:

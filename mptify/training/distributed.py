@@ -1,4 +1,4 @@
-"""Which devices and processes there are. The only importer of accelerate."""
+"""Devices and processes. The only module that imports accelerate."""
 
 from __future__ import annotations
 
@@ -12,27 +12,34 @@ from torch import Tensor, nn
 from mptify.config import SearchConfig
 from mptify.errors import LostProcess, MptifyError, first_line
 
-__all__ = ["Whole", "accelerator_for", "flat", "meet", "processes_asked_for", "together"]
+__all__ = [
+    "Wrapped",
+    "accelerator_for",
+    "barrier",
+    "flat",
+    "lost_processes_raise",
+    "processes_asked_for",
+]
 
 
-def meet() -> None:
-    """Wait for all processes, if there are several."""
+def barrier() -> None:
+    """A barrier: wait for all processes."""
     from accelerate import Accelerator
 
-    with together():
+    with lost_processes_raise():
         Accelerator(cpu=_without_devices()).wait_for_everyone()
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """Where another process of the search ends within, this one raises `LostProcess` instead of what its network says."""
+def lost_processes_raise() -> Iterator[None]:
+    """Raise `LostProcess` where another process of the search ends, instead of a network error."""
     try:
         yield
     except RuntimeError as error:
         if not _is_lost_connection(error):
             raise
         raise LostProcess(
-            "Another process of this search has ended, and no other can go on without it."
+            "Another process of this search has ended, and this one can't continue without it."
         ) from None
 
 
@@ -43,21 +50,21 @@ def _is_lost_connection(error: RuntimeError) -> bool:
         return True
     return (
         "gloo" in str(error) and torch.distributed.is_initialized()
-    )  # whose errors have no type of their own
+    )  # gloo's errors have no type of their own
 
 
 def _without_devices() -> bool:
-    """Whether several processes share CPUs only: Accelerate connects these only if it is told so, as its own launcher does."""
+    """Whether several processes run on CPUs only, which Accelerate must be told."""
     import torch
 
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available()
 
 
 def processes_asked_for() -> int | None:
-    """How many processes there should be where `accelerate launch --cpu --num_processes N` started this one only; else 1.
+    """How many processes `accelerate launch --cpu --num_processes N` was asked for; else 1.
 
-    Accelerate 1.15 starts one, whatever N is, and tells it no number: that is read from the launcher's own command line. None
-    where there should be others, but the command does not say how many.
+    Accelerate 1.15 starts one process, whatever N is, and does not pass N on. So N is read from the
+    launcher's command line. None if there should be several, but their number is unknown.
     """
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
     ranked = any(
@@ -87,7 +94,11 @@ def processes_asked_for() -> int | None:
 
 
 def accelerator_for(config: SearchConfig, out: Any) -> Any:
-    """Accelerate's view of the devices, or one sentence on what is wrong with it."""
+    """The accelerator for a search.
+
+    Raises:
+        MptifyError: The launcher's settings and those of the search do not fit.
+    """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
@@ -119,15 +130,13 @@ def accelerator_for(config: SearchConfig, out: Any) -> Any:
             f"{started} processes were started, and Accelerate connects {accelerator.num_processes} of them: "
             "each would search alone, in the same folder; start one, or use `accelerate launch`."
         )
-    accelerator.gradient_accumulation_steps = (
-        1  # whatever the launcher says: this loop does it itself
-    )
+    accelerator.gradient_accumulation_steps = 1  # this loop accumulates gradients itself
     if config.precision == "fp16" and accelerator.device.type == "cpu":
         raise MptifyError("precision='fp16' needs a GPU; bf16 works on CPUs too.")
     sharded = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
     if accelerator.distributed_type in sharded:
         raise MptifyError(
-            f"{accelerator.distributed_type.value} shards the scores, and a mask is chosen from all scores of a layer; "
+            f"{accelerator.distributed_type.value} shards the scores, and a mask is selected from all scores of a layer; "
             "a search needs plain data parallelism (`accelerate launch --multi_gpu`)."
         )
     return accelerator
@@ -149,7 +158,7 @@ def _require_trackers(names: Collection[str]) -> None:
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings as trackers take them."""
+    """Nested settings, flattened for trackers."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict):
@@ -161,8 +170,8 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-class Whole(nn.Module):
-    """What Accelerate wraps and casts; the network in it keeps its own `forward`, and is judged as its ticket will run: in float32."""
+class Wrapped(nn.Module):
+    """The module that Accelerate wraps and casts; the network in it stays as it is, in float32."""
 
     def __init__(self, network: Any):
         super().__init__()

@@ -1,4 +1,4 @@
-"""How good a network is on labelled images: each counted once, over all processes."""
+"""Evaluate a network on labelled images, each counted once over all processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from mptify.errors import BadData
 from mptify.training.data import Images, evaluation_batches
 
-__all__ = ["Evaluation", "evaluate", "judging", "logits_of", "loss_of"]
+__all__ = ["Evaluation", "evaluate", "evaluating", "logits_of", "loss_of"]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Shares of right answers, the mean cross-entropy, and images per second."""
+    """Top-1 and top-5 accuracy, mean cross-entropy, and images per second."""
 
     images: int
     top1: float
@@ -29,13 +29,13 @@ class Evaluation:
     images_per_second: float
 
     def in_words(self, classes: int) -> str:
-        """The shares and the loss; of up to five classes, everything is among the best five."""
+        """The metrics from their sums; with up to five classes, top-5 is always 1."""
         top5 = f"top-5 {100 * self.top5:.2f} %, " if classes > 5 else ""
         return f"top-1 {100 * self.top1:.2f} %, {top5}loss {self.loss:.4f}"
 
 
 def logits_of(output: Any) -> Tensor:
-    """The main output of a classifier: the first, where auxiliary heads answer too."""
+    """The main output of a classifier, without auxiliary heads."""
     if isinstance(output, (tuple, list)) and output:
         output = output[0]
     if not isinstance(output, Tensor) or output.dim() != 2:
@@ -45,13 +45,13 @@ def logits_of(output: Any) -> Tensor:
             else f"a {type(output).__name__}"
         )
         raise BadData(
-            f"A search needs a network that gives one row of class scores per image; this one gives {what}."
+            f"A search needs a classifier, with one row of class scores per image; this network returns {what}."
         )
     return output
 
 
 def loss_of(output: Any, labels: Tensor, smoothing: float) -> Tensor:
-    """Summed cross-entropy; auxiliary heads count 0.3, as in the papers that have them."""
+    """Cross-entropy summed over images; auxiliary heads count 0.3, as in their papers."""
     heads = [
         head
         for head in (output if isinstance(output, (tuple, list)) else [output])
@@ -77,15 +77,16 @@ def evaluate(
     tick: Callable[[int], None] = lambda count: None,
     see: Callable[[Tensor, Tensor], None] = lambda ranked, labels: None,
 ) -> Evaluation:
-    """Run all images in `eval()` and give the model back in the mode that it came in.
+    """Evaluate a model in `eval()`, and restore its mode.
 
-    `see` is shown each of this process's batches: the best classes of every image, best first, and the labels.
+    `see` is called with each of this process's batches: the classes of every image, best first, and
+    the labels.
     """
     sums = torch.zeros(
         4, dtype=torch.float64, device=device if torch.device(device).type != "mps" else "cpu"
     )
     start = time.perf_counter()
-    with judging(model):
+    with evaluating(model):
         for pixels, labels in evaluation_batches(
             images, batch, rank=rank, world=world, device=device
         ):
@@ -111,8 +112,8 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def judging(network: nn.Module) -> Iterator[None]:
-    """In `eval()` and without gradients; afterwards each part is in the mode that it was in."""
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """`eval()` without gradients inside this context; the mode of each module is restored."""
     modes = {module: module.training for module in network.modules()}
     try:
         with torch.no_grad():

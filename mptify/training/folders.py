@@ -1,6 +1,6 @@
-"""Data sets of image files, read as `mptify.training.images` reads all pictures. Hidden folders and files are none of theirs.
+"""Data sets of image files. Hidden files and folders are ignored.
 
-The classes stand in a module of their own, since worker processes import them by name.
+The classes are module-level, since worker processes import them by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Folder", "ReaderFiles"]
 
 
 class Folder(ImageFolder):
-    """`<class>/<image>`, as torchvision's `ImageFolder`, without what notebooks, Macs and git leave."""
+    """`<class>/<image>`, as in torchvision's `ImageFolder`, without hidden files."""
 
     def __init__(self, root: Path, transform: Any):
         self._top = root
@@ -35,7 +35,7 @@ class Folder(ImageFolder):
 
 
 class ReaderFiles(Dataset):
-    """The files that a reader of timm's finds. timm's own data set goes on with the next image where one is broken."""
+    """The files of a timm reader. timm's own data set silently skips broken images."""
 
     def __init__(self, reader: Any, transform: Any):
         self.reader, self.transform = _visible_(reader), transform
@@ -50,7 +50,7 @@ class ReaderFiles(Dataset):
 
     @property
     def paths(self) -> list[str]:
-        """Of its images, where these are files of a folder; others, as in an archive, have none."""
+        """The paths of the images, where they are files of a folder."""
         found = [sample[0] for sample in getattr(self.reader, "samples", ())]
         return [path for path in found if isinstance(path, str) and Path(path).is_file()]
 
@@ -59,7 +59,7 @@ class ReaderFiles(Dataset):
 
 
 def _visible_(reader: Any) -> Any:
-    """A reader of a folder, without hidden classes and files; of other kinds, as it is."""
+    """A reader without hidden classes and files, if it reads a folder."""
     if not all(hasattr(reader, name) for name in ("root", "samples", "class_to_idx")):
         return reader
     names = sorted(reader.class_to_idx, key=reader.class_to_idx.get)
@@ -75,5 +75,5 @@ def _visible_(reader: Any) -> Any:
 
 
 def _is_hidden(path: str, top: Path) -> bool:
-    """Whether a file, or a folder that it is in, has a name that begins with a dot; where `top` is counts for nothing."""
+    """Whether a file, or a folder below `top` that contains it, is hidden."""
     return any(part.startswith(".") for part in Path(path).relative_to(top).parts)

@@ -1,4 +1,4 @@
-"""Image files of every kind as 8-bit pixels: the one place where the product opens a picture."""
+"""Read image files as 8-bit pixels. Nothing else in mptify opens an image."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import numpy as np
 
 __all__ = ["BACKGROUND", "plain", "read_image"]
 
-BACKGROUND = (
-    255  # white, as paper and most web pages are: what shows through where a picture is transparent
-)
+BACKGROUND = 255  # the background of transparent images: white, as on most web pages
 
 
 def read_image(file: str | Path | IO[bytes], mode: str = "RGB") -> Any:
-    """The picture in a file as 8-bit pixels, a `PIL.Image` of mode `"RGB"` or `"L"` (grey).
+    """Read an image as a `PIL.Image` of mode `"RGB"` or `"L"` (grey).
 
-    It is turned as its EXIF data says, 16 bits are scaled to 8, and transparent parts show white.
-    CMYK is converted as if inks were ideal; colour profiles are not applied. Of an animation, the
-    first frame is read.
+    EXIF rotation is applied, 16 bits are scaled to 8, and transparent parts become white. CMYK is
+    converted as if inks were ideal; colour profiles are ignored. Of an animation, the first frame is
+    read.
 
-    Raises whatever Pillow raises for a file that it can't read; its plugins agree on nothing.
+    Raises whatever Pillow raises for a file that it can't read.
     """
     from PIL import Image
 
@@ -30,7 +28,7 @@ def read_image(file: str | Path | IO[bytes], mode: str = "RGB") -> Any:
 
 
 def plain(image: Any, mode: str = "RGB") -> Any:
-    """An opened picture as `read_image` gives it; one that is plain already comes back as it is."""
+    """Convert an opened image to `"RGB"` or `"L"`, unless it is one already."""
     from PIL import ImageOps
 
     image = _eight_bits(ImageOps.exif_transpose(image))
@@ -38,23 +36,23 @@ def plain(image: Any, mode: str = "RGB") -> Any:
         image = _on_background(image)
     if image.mode == mode:
         return image
-    return image.convert("RGB").convert(mode)  # not every mode has a way to grey of its own
+    return image.convert("RGB").convert(mode)  # not every mode converts to grey directly
 
 
 def _eight_bits(image: Any) -> Any:
-    """Grey levels of 16 or 32 bits, scaled; Pillow's own conversion cuts off what is above 255."""
+    """Scale grey levels of 16 or 32 bits to 8, where Pillow would clip them."""
     from PIL import Image
 
     if not image.mode.startswith("I") and image.mode != "F":
         return image
     values = np.asarray(image)
     white = 1.0 if image.mode == "F" else 65535.0
-    if not (values.min() >= 0 and values.max() <= white):  # nor for NaN
+    if not (values.min() >= 0 and values.max() <= white):  # also false for NaN
         found = f"{values.min():g} to {values.max():g}"
         raise ValueError(f"grey levels from {found}, of which none is known to be white")
     grey = Image.fromarray(np.round(values * (255 / white)).astype(np.uint8))
     key = image.info.get("transparency")
-    if isinstance(key, int):  # the level that is transparent, of 16 bits
+    if isinstance(key, int):  # the transparent level, in 16 bits
         grey.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
     return grey
 

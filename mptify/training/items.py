@@ -1,4 +1,4 @@
-"""What images and labels of the caller's own have to be like, said in one sentence where they are not."""
+"""Check the caller's images and labels."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def as_array(value: Any, what: str) -> np.ndarray:
     try:
         return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise BadData(f"{what}: can't be made an array ({first_line(error)}).") from None
+        raise BadData(f"{what}: can't be converted to an array ({first_line(error)}).") from None
 
 
 def checked_labels(labels: Any, count: int, what: str) -> np.ndarray:
-    """Labels of so many images, as whole numbers."""
+    """Check the labels of `count` images; return them as integers."""
     if labels is None:
         raise BadData(
             f"{what}: labels are whole numbers from 0, one per image, and these are None."
@@ -56,7 +56,7 @@ def checked_labels(labels: Any, count: int, what: str) -> np.ndarray:
 
 
 def checked_item(item: Any, classes: int | None) -> tuple[Tensor, int]:
-    """A pair (tensor, label) as a data set gives it, the label as a whole number below `classes` if these are known."""
+    """Check an item of a data set: a pair (tensor, label), with a label below `classes`."""
     if not isinstance(item, (tuple, list)) or len(item) != 2 or not isinstance(item[0], Tensor):
         raise BadData(f"each item must be a pair (tensor, label), and this is {_kind(item)}.")
     label = item[1].tolist() if isinstance(item[1], (Tensor, np.ndarray, np.generic)) else item[1]

@@ -1,6 +1,6 @@
-"""Images as a ticket's network saw those that it was searched on: normalized alike, and labelled alike.
+"""Match images to a ticket: normalize them and number their classes as its search did.
 
-Labels are matched by name, since folders number their classes by what they hold.
+Classes are matched by name, since folders number their classes by what they contain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def labels_in(notes: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 
 def as_seen(images: Images, notes: Mapping[str, Any]) -> Images:
-    """The images normalized as the search did it, where a ticket's notes say how."""
+    """Normalize images as the search did, if the ticket's notes say how."""
     seen = notes.get("input")
     if not images.mean or not isinstance(seen, dict):
         return images
@@ -38,19 +38,19 @@ def as_seen(images: Images, notes: Mapping[str, Any]) -> Images:
             return images
         if not all(isinstance(value, (int, float)) for value in one):
             return images
-    mean, deviation = (tuple(float(value) for value in one) for one in found if one is not None)
-    return replace(images, mean=mean, deviation=deviation)
+    mean, std = (tuple(float(value) for value in one) for one in found if one is not None)
+    return replace(images, mean=mean, std=std)
 
 
 def with_labels_of(images: Images, notes: Mapping[str, Any], classes: int) -> Images:
-    """The images with the labels of a ticket's network, which tells `classes` apart.
+    """Number the classes of images as a ticket's network does.
 
-    Classes are matched by name; the data may have only some of them, in any order. Where either
-    side has no names, numbers count: labels without names are taken for the network's own, and a
-    folder has to have as many classes as the network.
+    Classes are matched by name; the data may have some of them, in any order. If either side has no
+    names, numbers are compared: labels without names are taken as the network's own, and a folder
+    must have as many classes as the network.
 
     Raises:
-        BadData: where the data has classes that the ticket does not know, or their number does not fit.
+        BadData: The data has classes that the ticket does not know, or another number of classes.
     """
     known = labels_in(notes, classes)
     if not known or not images.names:

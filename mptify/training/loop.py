@@ -1,7 +1,8 @@
-"""The search: biprop, edge-popup or dense training, on one process or many.
+"""The search loop, on one process or several.
 
-Nothing a step does depends on what came before except through the checkpoint's contents: the order of images, their
-augmentation and dropout come from seed, epoch and step. So a run that was killed anywhere ends as if it had not been.
+A step depends on earlier steps only through what a checkpoint holds: the order of images, their
+augmentation and dropout are seeded by seed, epoch and step. So a run that was killed and resumed
+ends in the same bytes.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from mptify.training.data import (
     training_batches,
 )
 from mptify.training.diagnostics import Masks, constant_layers, require_agreement
-from mptify.training.distributed import Whole, accelerator_for, together
-from mptify.training.evaluation import Evaluation, evaluate, judging, logits_of
+from mptify.training.distributed import Wrapped, accelerator_for, lost_processes_raise
+from mptify.training.evaluation import Evaluation, evaluate, evaluating, logits_of
 from mptify.training.methods import SearchMethod
 from mptify.training.optim import make_optimizer
 from mptify.training.run_folder import Run
@@ -60,9 +61,17 @@ __all__ = ["Result", "search", "steps_of"]
 
 @dataclass
 class Result:
-    """What a search found. `accuracy` is the last epoch's, on the validation images; `best` the highest of all epochs.
+    """The result of a search.
 
-    `asked`: Ctrl-C or SIGTERM came, so late maybe that the search was `finished` all the same.
+    Attributes:
+        model: The ticket model, in `eval()`.
+        accuracy: The accuracy on the validation images after the last epoch.
+        best: The highest accuracy of all epochs.
+        rows: The metrics of each epoch.
+        warnings: What looked wrong.
+        folder: The folder of the run, if it has one.
+        finished: Whether the search ran to its end.
+        asked: Whether Ctrl-C or SIGTERM arrived, possibly too late to stop the search.
     """
 
     model: nn.Module
@@ -87,35 +96,36 @@ def search(
     callbacks: Sequence[Callback] = (),
     workers: int = 0,
 ) -> Result:
-    """Search a ticket in `model` and return it. The model that you pass in stays as it is.
+    """Search a ticket in a network. The network that you pass in stays as it is.
 
     Args:
-        model: A network, or a ticket model, which is searched with its own settings and from the scores that it has.
+        model: A network, or a ticket model, which keeps its settings and scores.
         train: Training images: a pair (uint8 images, labels) or a map-style data set.
         val: Validation images, likewise.
         config: The fields of [`SearchConfig`][mptify.SearchConfig].
-        out: A folder for metrics, checkpoints and tickets. With it, Ctrl-C or SIGTERM saves the search and returns a result
-            that is not `finished`.
-        resume: Continue the search that was stopped in `out`.
-        architecture: The network's name, such as `"timm:resnet18"`, so that `mptify.load` can build it from the ticket alone.
-        callbacks: [`Callback`][mptify.Callback] objects, called after each step and epoch.
-        workers: Processes that read a data set.
+        out: A folder for metrics, checkpoints and tickets. With it, Ctrl-C or SIGTERM saves the
+            search and returns a result that is not `finished`.
+        resume: Whether to continue the search that was stopped in `out`.
+        architecture: The network's name, such as `"timm:resnet18"`, by which `mptify.load` builds it.
+        callbacks: [`Callback`][mptify.Callback] objects.
+        workers: How many processes read a data set.
 
     Returns:
-        The ticket model and how accurate it is, a [`Result`][mptify.Result].
+        The ticket model and its accuracy.
 
     Raises:
-        BadConfig: A setting or an argument means nothing.
+        BadConfig: A setting or an argument is invalid.
         BadData: Images or labels can't be used.
         RunExists: `out` holds another search.
 
     Example:
-        result = mptify.search(model, train, val, {"epochs": 5, "ticket": {"bits": "1/32", "prune": 0.8}}, out="run")
+        config = {"epochs": 5, "ticket": {"bits": "1/32", "prune": 0.8}}
+        result = mptify.search(model, train, val, config, out="run")
         mptify.save(result.model, "model.ticket")
     """
     _check_arguments(model, config, out, architecture, workers)
     callbacks = check_callbacks(callbacks)
-    if hasattr(model, "ticket_plan"):  # its own settings count
+    if hasattr(model, "ticket_plan"):  # keeps its own settings
         own = {"ticket": plan_of(model).config}
         config = (
             config.model_copy(update=own)
@@ -124,12 +134,12 @@ def search(
         )
     config = make_search_config(config)
     pair = as_pair(train, val, workers)
-    with together(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with lost_processes_raise(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return _Search(model, *pair, config, out, resume, architecture, callbacks).go()
 
 
 def _check_arguments(model: Any, config: Any, out: Any, architecture: Any, workers: Any) -> None:
-    """Say of each argument but the data what is wrong with it."""
+    """Check all arguments but the data."""
     if not isinstance(model, nn.Module):
         hint = f"; `mptify search {model}` takes names" if isinstance(model, str) else ""
         if isinstance(model, type) and issubclass(model, nn.Module):
@@ -154,7 +164,7 @@ def _check_arguments(model: Any, config: Any, out: Any, architecture: Any, worke
 def steps_of(
     model: nn.Module, train: Any, config: SearchConfig | Mapping[str, Any]
 ) -> Iterator[None]:
-    """A search's training steps, one per `next`, without end, without evaluation and without a folder: to be timed."""
+    """The training steps of a search, one per `next`, endlessly, for benchmarks."""
     images, _ = as_pair(train, train)
     search = _Search(model, images, images, make_search_config(config), None, False, None, [])
     search.network.train()
@@ -199,7 +209,7 @@ class _Search:
         smallest = len(train) // self.steps
         if smallest < 2 * self.world * config.accumulate:
             raise BadData(
-                f"{smallest} images per step are too few for {self.world} processes in {config.accumulate} parts."
+                f"{smallest} images per step are too few for {self.world} processes and accumulate={config.accumulate}."
             )
         self.method: SearchMethod = methods[config.method]()
         self.network = self.method.prepare(model, config).to(self.device)
@@ -218,10 +228,10 @@ class _Search:
             else {}
         )
         self.state = SearchState(self.network, config, self.steps, is_main=self.main)
-        at_hand = self.device if self.device.type != "mps" else "cpu"  # which has no float64
+        at_hand = self.device if self.device.type != "mps" else "cpu"  # mps has no float64
         self.sums = torch.zeros(
             3, dtype=torch.float64, device=at_hand
-        )  # loss, right answers, images so far, of this process
+        )  # of this process: loss, correct answers, images
         self.warnings: list[str] = []
         self.run = self._open(out, resume)
         own: list[Callback] = [Curves(self.run.folder)] if self.run else []
@@ -229,11 +239,11 @@ class _Search:
         self.callbacks = CallbackList(self.state, [self.method, *own, *callbacks])
         self.identity = fingerprint(self.network) if self.run else ""
         optimizer = make_optimizer(self.network, config)
-        whole = Whole(torch.compile(self.network) if config.compile else self.network)
+        whole = Wrapped(torch.compile(self.network) if config.compile else self.network)
         self.forward, self.optimizer = self.accelerator.prepare(whole, optimizer)
         self.resume = resume
 
-    # -- the whole of it ----------------------------------------------------------------------------------------------
+    # -- running ----------------------------------------------------------------------------------------------
 
     def go(self) -> Result:
         try:
@@ -287,7 +297,7 @@ class _Search:
         )
 
     def _one_epoch(self, stop: list[bool]) -> bool:
-        """Steps from where the epoch stands to its end; False if the run was asked to stop."""
+        """Run the remaining steps of the epoch; return False if the search is to stop."""
         config = self.config
         start, saved, shown, seen = time.perf_counter(), time.monotonic(), 0.0, 0
         batches = training_batches(
@@ -331,17 +341,20 @@ class _Search:
     def _finite(self, loss: float) -> float:
         if not math.isfinite(loss):
             raise MptifyError(
-                f"The loss is not a number any more (epoch {self.state.epoch + 1}, step {self.state.step}); a smaller lr may help."
+                f"The loss is no longer finite (epoch {self.state.epoch + 1}, step {self.state.step}); a smaller lr may help."
             )
         return loss
 
     def _sum_up(self, values: Tensor) -> Tensor:
-        """Over all processes."""
+        """Sum over all processes."""
         return values if self.world == 1 else self.accelerator.reduce(values.to(self.device), "sum")
 
     def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
-        """The same for all processes: stop if one was asked to, save if the first one's clock says so. They wait for each other
-        to agree, so several do it in every eighth step only."""
+        """Whether to stop and whether to save, the same for all processes.
+
+        Any process may ask to stop; the clock of the first decides when to save. Several processes
+        synchronize in every eighth step only.
+        """
         if self.world > 1 and self.state.step % 8 and self.state.step < self.steps:
             return False, False
         asked, due = self._sum_up(torch.tensor([int(stop), int(save and self.main)])).tolist()
@@ -355,7 +368,7 @@ class _Search:
         self._set_prune(at)
         torch.manual_seed(
             mixed(config.seed, self.state.epoch, self.state.step, self.rank)
-        )  # dropout and the like
+        )  # for dropout and other random layers
         images = images_in_step(len(self.train), self.steps, self.state.step)
         parts = list(
             zip(
@@ -392,12 +405,10 @@ class _Search:
     def _average(self) -> None:
         done = self.state.epoch * self.steps + self.state.step
         for name, mean in self.averages.items():
-            decay = min(
-                self.config.ema or 0.0, (1 + done) / (10 + done)
-            )  # a young mean forgets its beginning
+            decay = min(self.config.ema or 0.0, (1 + done) / (10 + done))  # decays faster at first
             mean.mul_(decay).add_(self.layers[name].scores, alpha=1 - decay)
 
-    # -- an epoch's end -----------------------------------------------------------------------------------------------
+    # -- end of an epoch -----------------------------------------------------------------------------------------------
 
     def _end_epoch(self) -> None:
         total, right, count = self._sum_up(self.sums).tolist()
@@ -411,7 +422,7 @@ class _Search:
             found = self._evaluate()
             flipped = self.masks.turn()
             require_agreement(self.masks, self.accelerator.gather, self.world, self.device)
-            self._look_for_trouble()
+            self._diagnose()
             row = self._row(total / count, right / count, found, flipped)
             before = self._best()
             self.state.rows.append(row)
@@ -427,13 +438,13 @@ class _Search:
         self._save()
 
     def _share_buffers(self) -> None:
-        """Statistics of process 0 for all, as DistributedDataParallel will do before the next step."""
+        """Broadcast the statistics of process 0, as DistributedDataParallel does before a step."""
         if self.world > 1:
             for buffer in self.network.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
     def _best(self) -> float:
-        """The highest accuracy of the epochs that were pruned as much as asked."""
+        """The highest accuracy of the epochs after the prune ramp."""
         return max(
             (
                 row["val_accuracy"]
@@ -463,7 +474,7 @@ class _Search:
             row |= {"flipped": flipped, "pruned": 1 - kept / weights, "masks": self.masks.digest()}
         return row
 
-    def _look_for_trouble(self) -> None:
+    def _diagnose(self) -> None:
         texts = [
             f"{name}: its survivors have not changed since the first epoch."
             for name in self.masks.stuck(self.state.epoch + 1)
@@ -479,7 +490,7 @@ class _Search:
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
-        """With the mean of the scores in place of the scores, if one is kept."""
+        """Use the running mean of the scores inside this context, if there is one."""
         scores = {name: self.layers[name].scores.detach().clone() for name in self.averages}
         self._take_(self.averages)
         try:
@@ -509,24 +520,24 @@ class _Search:
         notes["input"] = {
             "shape": list(self.val.shape()),
             "mean": list(self.val.mean),
-            "std": list(self.val.deviation),
+            "std": list(self.val.std),
         }
         notes["recipe"] = self.config.model_dump(mode="json")
-        with judging(self.network):
+        with evaluating(self.network):
             write(
                 ticket_of(self.network, architecture=self.architecture, notes=notes),
                 self.run.ticket(which),
             )
 
-    # -- stopping and going on ----------------------------------------------------------------------------------------
+    # -- checkpoints ----------------------------------------------------------------------------------------
 
     def _open(self, out: Any, resume: bool) -> Run | None:
         if out is None:
             if resume:
-                raise MptifyError("There is nothing to resume without the folder of a run.")
+                raise MptifyError("resume=True needs the folder of a run, out=...")
             return None
         run: Run | None = None
-        trouble: list[Exception] = []
+        errors: list[Exception] = []
         if self.main:
             try:
                 run = Run.again(Path(out)) if resume else Run.begin(Path(out), to_yaml(self.config))
@@ -534,18 +545,18 @@ class _Search:
                 run.sweep()
                 run.require_same(self.config.model_dump(mode="json"))
             except MptifyError as error:
-                trouble.append(error)
+                errors.append(error)
                 if run is not None:
                     run.unlock()
-        failed = self._sum_up(torch.tensor([len(trouble)])).item()
-        if trouble:
-            raise trouble[0]
+        failed = self._sum_up(torch.tensor([len(errors)])).item()
+        if errors:
+            raise errors[0]
         if failed:
             raise MptifyError(f"Process 0 could not open {out}.")
         return run or Run(Path(out))
 
     def _save(self) -> None:
-        """Everything that the next step depends on, and the epoch's sums of all processes."""
+        """Write a checkpoint: everything the next step depends on."""
         if self.run is None:
             return
         sums = self._sum_up(self.sums).tolist() if self.state.step else [0.0, 0.0, 0.0]
@@ -575,7 +586,7 @@ class _Search:
         tensors, state = found
         if state["network"] != self.identity or state["steps"] != self.steps:
             raise MptifyError(
-                f"{self.run.folder}: its checkpoint is of another network or of other data than the run is resumed with."
+                f"{self.run.folder}: its checkpoint belongs to another network or to other data."
             )
         with torch.no_grad():
             for name, tensor in changing(self.network):
@@ -593,7 +604,7 @@ class _Search:
             state["warnings"],
         )
         self.callbacks.load_state_dict(state["callbacks"])
-        if self.main:  # the sums are those of all processes
+        if self.main:  # these are the sums over all processes
             self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         for what, now in (("threads", torch.get_num_threads()), ("processes", self.world)):
             if state[what] != now:

@@ -14,11 +14,13 @@ __all__ = ["make_optimizer"]
 
 
 def make_optimizer(network: nn.Module, config: SearchConfig) -> torch.optim.Optimizer:
-    """Over what requires grad; the kinds of parameters that `decays` names decay, the others don't.
+    """The optimizer of all parameters that require grad; kinds named by `decays` decay.
 
-    A group's `scale` multiplies its learning rate. A mask does not change when all of its layer's scores are scaled, but
-    Adam's steps have one size everywhere, and first scores lie within ±1/√(fan-in): steps that suit a layer of 27 inputs
-    overturn one of 8,192 at once. So with `relative`, a layer's steps are counted in the largest of its first scores.
+    A group's `scale` multiplies its learning rate. Adam's steps have one size for all layers, but
+    initial scores lie within ±1/√(fan-in): steps that suit a layer of 27 inputs overturn one of
+    8,192 at once. With `relative`, a layer's steps are therefore multiplied by the largest of its
+    initial scores. This does not change what a layer can learn, since a mask does not depend on the
+    scale of the scores.
     """
     kinds = parameter_kinds(network)
     relative = config.relative and config.optimizer != "sgd"
@@ -42,5 +44,5 @@ def make_optimizer(network: nn.Module, config: SearchConfig) -> torch.optim.Opti
 
 
 def _size(scores: Tensor) -> float:
-    """The largest, to two digits: layers of the same fan-in then share a group, and the optimizer's loop stays short."""
+    """The largest score, to two digits, so that layers of equal fan-in share a group."""
     return float(f"{float(scores.detach().abs().max()):.2g}")

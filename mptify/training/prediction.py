@@ -1,4 +1,4 @@
-"""What a ticket's network sees in pictures."""
+"""Classify images with a ticket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MEAN, _DEVIATION = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest classes of one picture, with their probabilities, and the milliseconds that the network took."""
+    """The most likely classes of one image, with probabilities, and the run time in milliseconds."""
 
     path: Path
     labels: tuple[str, ...]
@@ -45,9 +45,10 @@ def predict(
     runtime: str | None = None,
     threads: int | None = None,
 ) -> Iterator[Prediction]:
-    """Run pictures through the ticket in a file, one by one; 1/1 tickets as packed programs unless `runtime` says otherwise.
+    """Classify images with a ticket file or a packed file, one by one.
 
-    A packed file will do as well. Unless `threads` are given: as many as torch has or one, whichever is faster at the moment.
+    1/1 tickets run as packed programs unless `runtime` says otherwise. Without `threads`, either one
+    thread or as many as torch has are used, whichever is faster at the moment.
     """
     ticket = open_packed(file).ticket if is_packed(file) else read(file)
     image = example_of(ticket)
@@ -56,14 +57,14 @@ def predict(
             f"{file}: holds a ticket of a model that no registry knows; mptify.load(path, model=...) loads it into yours."
         )
     if image is None:
-        raise MptifyError(f"{file}: this network does not tell classes apart.")
+        raise MptifyError(f"{file}: this network is not a classifier.")
     inputs = [
         _pixels(path, tuple(image.shape[1:]), ticket.notes.get("input")) for path in pictures
-    ]  # all that can't be read is told first
+    ]  # unreadable images are reported before anything runs
     model = load(file, runtime=runtime or ("packed" if ticket.config.bits == "1/1" else None))
     names = _names(ticket)
     with torch.no_grad():
-        model(image)  # the first run makes ready
+        model(image)  # warm up
         count = threads or _fastest(model, image)
     for path, one in zip(pictures, inputs, strict=True):
         with torch.no_grad(), _threads(count):
@@ -86,7 +87,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _fastest(model: Any, image: Tensor) -> int:
-    """As many threads as torch has, or one: where others use the cores, threads wait for each other, and one alone can be far faster."""
+    """Choose one thread or as many as torch has; on a busy machine one can be far faster."""
 
     def seconds(count: int) -> float:
         times = []
@@ -102,7 +103,7 @@ def _fastest(model: Any, image: Tensor) -> int:
 
 
 def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:
-    """A picture as the network saw its training images: cropped to their size, normalized as the ticket says."""
+    """An image as the search saw its own: cropped to size, and normalized."""
     from torchvision.transforms import v2
 
     channels, height, width = shape
@@ -110,15 +111,13 @@ def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:
         raise MptifyError(f"{path}: is a folder; name its images: {path}/*.")
     try:
         picture = read_image(path, "RGB" if channels == 3 else "L")
-    except Exception as error:  # Pillow's plugins raise whatever they like
+    except Exception as error:  # Pillow's plugins raise any kind of error
         if isinstance(error, FileNotFoundError):
             raise MptifyError(f"{path}: there is no such file.") from None
-        raise MptifyError(
-            f"{path}: this is no image that can be read ({first_line(error)})."
-        ) from None
+        raise MptifyError(f"{path}: this image can't be read ({first_line(error)}).") from None
     if channels not in (1, 3):
         raise MptifyError(
-            f"{path}: a picture has 1 or 3 channels, and this network takes {channels}."
+            f"{path}: images have 1 or 3 channels, but this network takes {channels}."
         )
     shorter = (
         round(max(height, width) / 0.875) if min(height, width) > 64 else max(height, width)
@@ -136,7 +135,7 @@ def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:
 
 
 def _normalization(seen: Any, channels: int) -> tuple[Any, Any]:
-    """Mean and standard deviation of each channel: those that the ticket's notes say, or ImageNet's where they say none."""
+    """Mean and standard deviation of each channel, from the ticket's notes or ImageNet's."""
     if not isinstance(seen, dict) or not {"mean", "std"} & seen.keys():
         return _MEAN[:channels], _DEVIATION[:channels]
     found = (seen.get("mean"), seen.get("std"))
@@ -155,7 +154,7 @@ def _normalization(seen: Any, channels: int) -> tuple[Any, Any]:
 
 def _logits(output: Any, file: str | Path) -> Tensor:
     if not isinstance(output, Tensor) or output.dim() != 2:
-        raise MptifyError(f"{file}: this network does not tell classes apart.")
+        raise MptifyError(f"{file}: this network is not a classifier.")
     return output
 
 

@@ -1,11 +1,11 @@
-"""The folder that a run lives in: its recipe, metrics, tickets, and a checkpoint from which it goes on to the bit.
+"""The folder of a run: recipe, metrics, tickets, and the checkpoint to resume from.
 
 recipe.yaml              every setting
 metrics.jsonl            one line per epoch
 curves.png               loss and accuracy
 best.ticket, last.ticket (of dense training: best.safetensors, last.safetensors)
-checkpoint.safetensors   everything that the next step depends on
-summary.json             written at the end: a run with it is finished
+checkpoint.safetensors   everything the next step depends on
+summary.json             written at the end of a run
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEY = "mptify-checkpoint"
 
 
 class Run:
-    """One run's files. Each is written whole or not at all."""
+    """The files of one run, each written atomically."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -38,18 +38,18 @@ class Run:
 
     @classmethod
     def begin(cls, folder: Path, recipe: str) -> Run:
-        """A new run in a folder that holds none."""
+        """Start a new run in a folder that holds none."""
         run = cls(folder)
         run.require_free()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise MptifyError(f"{folder}: can't be made ({error.strerror}).") from None
+            raise MptifyError(f"{folder}: can't be created ({error.strerror}).") from None
         write_whole(run.recipe, recipe)
         return run
 
     def require_free(self) -> None:
-        """Raise if a new run can't begin here."""
+        """Raise `RunExists` if the folder is not free."""
         if self.recipe.exists():
             state = "a finished run" if self.is_finished else "a run"
             hint = (
@@ -57,21 +57,21 @@ class Run:
                 if self.is_finished
                 else f", or `mptify search --resume --out {self.folder}` to go on with it"
             )
-            raise RunExists(f"{self.folder} holds {state} already; choose another folder{hint}.")
+            raise RunExists(f"{self.folder} already holds {state}; choose another folder{hint}.")
         if self.folder.is_dir() and any(self.folder.iterdir()):
-            raise RunExists(f"{self.folder} is not empty, and a run needs a folder of its own.")
+            raise RunExists(f"{self.folder} is not empty, and a run needs an empty folder.")
 
     @classmethod
     def again(cls, folder: Path) -> Run:
-        """A run that was begun before."""
+        """Open a run that was started before."""
         run = cls(folder)
         if not run.recipe.is_file():
             raise MptifyError(f"{folder} holds no run to resume.")
         return run
 
     def lock(self) -> None:
-        """Keep others from writing here as long as this process lives, or until `unlock`."""
-        with contextlib.suppress(ImportError):  # where there is no such lock, there is none
+        """Lock the folder until this process ends, or until `unlock`."""
+        with contextlib.suppress(ImportError):  # not every platform has this lock
             import fcntl
 
             handle = self.recipe.open("r+b")  # over NFS, a lock needs a file that may be written
@@ -86,10 +86,10 @@ class Run:
             self._lock = handle
             os.register_at_fork(
                 after_in_child=handle.close
-            )  # workers that outlive a killed run don't hold its lock
+            )  # so that workers which outlive a killed run don't keep the lock
 
     def sweep(self) -> None:
-        """Remove what a writer left that was killed; only whoever holds the lock may."""
+        """Remove temporary files of a killed writer; needs the lock."""
         for torn in self.folder.glob(".mptify-*.part"):
             torn.unlink(missing_ok=True)
 
@@ -99,7 +99,7 @@ class Run:
             self._lock = None
 
     def require_same(self, settings: dict[str, Any]) -> None:
-        """Raise unless the run was begun with these settings; how often it saves may change, and the threads."""
+        """Raise unless the run was started with these settings, except for saving and threads."""
         begun = yaml.safe_load(self.recipe.read_text(encoding="utf-8"))
         may_change = ("checkpoint_minutes", "checkpoint_steps", "trackers", "threads")
         other = [
@@ -109,7 +109,7 @@ class Run:
         ]
         if other:
             raise MptifyError(
-                f"{self.folder}: this run was begun with another {other[0]}, as its recipe.yaml says."
+                f"{self.folder}: this run was started with another {other[0]}, see its recipe.yaml."
             )
 
     @property
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """The search, and the baseline beside it if the recipe asks for one."""
+        """Whether the search is finished, and its baseline if the recipe asks for one."""
         wanted = yaml.safe_load(self.recipe.read_text(encoding="utf-8")).get("baseline") is not None
         return self.has_summary and (not wanted or Run(self.folder / "baseline").has_summary)
 
@@ -130,11 +130,11 @@ class Run:
         return self.folder / f"{which}.ticket"
 
     def write_dense(self, which: str, network: nn.Module) -> None:
-        """A densely trained network's state, for whoever wants it."""
+        """Write the state dict of a densely trained network."""
         state = {
             name: tensor.detach().cpu().contiguous().clone()
             for name, tensor in network.state_dict().items()
-        }  # tied ones apart
+        }  # safetensors stores tied tensors separately
         write_whole(self.folder / f"{which}.safetensors", safetensors.torch.save(state))
 
     # -- metrics ------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Run:
         )
 
     def read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Tensors and state, or None where the run was stopped before its first checkpoint."""
+        """Tensors and state of the last checkpoint, or None if there is none."""
         path = self.folder / "checkpoint.safetensors"
         if not path.exists():
             return None
@@ -172,12 +172,12 @@ class Run:
                 return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
         except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise MptifyError(
-                f"{path}: this checkpoint can't be read ({error}); remove it to start the run anew."
+                f"{path}: this checkpoint can't be read ({error}); remove it to start the run again."
             ) from None
 
 
 def free_folder(parent: Path, name: str) -> Path:
-    """`parent/name`, or with a number behind it if that is taken."""
+    """`parent/name`, with a number appended if that is taken."""
     folder, number = parent / name, 1
     while folder.exists():
         number += 1
@@ -190,7 +190,5 @@ def newest_unfinished(parent: Path) -> Path:
     runs = [Run(path.parent) for path in parent.glob("*/recipe.yaml")]
     waiting = [run for run in runs if not run.is_finished]
     if not waiting:
-        raise MptifyError(
-            f"{parent} holds no run that was stopped before its end; --out names one elsewhere."
-        )
+        raise MptifyError(f"{parent} holds no unfinished run; --out names one elsewhere.")
     return max(waiting, key=lambda run: run.folder.stat().st_mtime).folder

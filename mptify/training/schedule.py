@@ -1,4 +1,4 @@
-"""How the learning rate and the pruned fraction change over a search. Time is counted in epochs, whole or not."""
+"""Schedules of the learning rate and of the pruned fraction, in epochs."""
 
 from __future__ import annotations
 

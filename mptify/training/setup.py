@@ -1,4 +1,4 @@
-"""The network that a search begins with, and whether images fit it: all that can be wrong before the first step."""
+"""Set up a search: build its network, and check that the images fit it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mptify.surgery import ticket_layers, transform
 from mptify.ticket.codec import Architecture, Ticket
 from mptify.ticket.state import read, require_match
 from mptify.training.data import Images, first_images, sizes
-from mptify.training.evaluation import judging, logits_of
+from mptify.training.evaluation import evaluating, logits_of
 
 __all__ = [
     "architecture_named",
@@ -41,7 +41,11 @@ def architecture_of(entry: registry.Entry, images: Images) -> Architecture:
 def architecture_named(
     name: str, network: nn.Module, images: Images, config: SearchConfig, device: Any
 ) -> Architecture:
-    """What `name` says of `network`, which the search method prepared: raises `BadConfig` unless it is that network."""
+    """The architecture of `name`, if it builds `network`.
+
+    Raises:
+        BadConfig: It builds another network.
+    """
     entry = registry.resolve(name)
     plain = architecture_of(entry, images)
     built = Architecture(
@@ -57,7 +61,7 @@ def architecture_named(
             )
     except MptifyError:
         raise
-    except Exception as error:  # whatever a builder makes of sizes that it was never built with
+    except Exception as error:  # any error of a builder about unusual sizes
         raise BadConfig(
             f"architecture={name!r}: that network can't be built for {given}: {first_line(error)}."
         ) from error
@@ -69,7 +73,7 @@ def architecture_named(
     if differ:
         first = differ[0]
         raise BadConfig(
-            f"architecture={name!r}: that network, built for {given}, is another one than the model: "
+            f"architecture={name!r}: that network, built for {given}, is not the model: "
             f"its {first} is {_shape(theirs.get(first))}, the model's {_shape(ours.get(first))}."
         )
     return built
@@ -80,14 +84,14 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
-    """Fresh from the recipe's seed: dense for `method: dense`, else a ticket model, beginning with the recipe's `start` if it has one."""
+    """Build the network of a recipe from its seed: dense, or a ticket model, which may `start` from a file."""
     ticket = None if recipe.start is None else read(recipe.start)
     with InitMode(seed=recipe.ticket.seed):
         try:
             network = registry.build(registry.resolve(str(architecture)), **architecture.arguments)
         except MptifyError:
             raise
-        except Exception as error:  # whatever a builder makes of sizes that it was never built with
+        except Exception as error:  # any error of a builder about unusual sizes
             raise BadConfig(
                 f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}."
             ) from error
@@ -106,7 +110,10 @@ def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
 
 
 def begin_with_(model: nn.Module, ticket: Ticket) -> None:
-    """Let a fresh ticket model begin with a ticket's masks and floats: survivors take the largest of the first scores' magnitudes."""
+    """Start a fresh ticket model from a ticket's masks and floats.
+
+    Survivors get the largest magnitudes of the initial scores.
+    """
     require_match(model, ticket)
     layers = list({one.ticket_name: one for one in ticket_layers(model).values()}.values())
     for layer in layers:
@@ -117,7 +124,7 @@ def begin_with_(model: nn.Module, ticket: Ticket) -> None:
         else [[layer] for layer in layers]
     )
     with torch.no_grad():
-        for some in together:  # those that are ranked together
+        for some in together:  # layers that are ranked together
             scores = torch.cat([layer.scores.reshape(-1) for layer in some])
             mask = torch.cat(
                 [
@@ -138,35 +145,37 @@ def begin_with_(model: nn.Module, ticket: Ticket) -> None:
 
 
 def _require_same_weights(layer: Any, ticket: Ticket) -> None:
-    """Survivors mean nothing on other weights than the ticket was cut from."""
+    """Raise if the ticket's survivors are not weights of this network."""
     stored = ticket.layers[layer.ticket_name]
     frozen = layer.frozen.detach().cpu().numpy()[stored.mask]
     other_signs = stored.signs is not None and (np.signbit(frozen) != stored.signs).any()
     if other_signs or (stored.values is not None and (frozen != stored.values).any()):
         raise TicketMismatch(
-            f"{layer.ticket_name}: the ticket was cut from other weights than this network begins with, and its file holds the survivors' "
-            "only; such a ticket can't be searched on from."
+            f"{layer.ticket_name}: the ticket has other weights than this network starts with, and its file holds only the survivors; "
+            "a search cannot continue from this ticket."
         )
 
 
 def require_fit(network: nn.Module, images: Images, device: Any) -> None:
-    """Say before the first step, not in it, that images and network don't fit."""
+    """Raise `BadData` if the images do not fit the network."""
     classes = classes_of(network, images, device)
     if classes < images.classes:
-        raise BadData(
-            f"The data has {images.classes} classes, and the network tells only {classes} apart."
-        )
+        raise BadData(f"The data has {images.classes} classes, but the network has only {classes}.")
 
 
 def classes_of(network: nn.Module, images: Images, device: Any) -> int:
-    """How many classes the network tells apart; raises `BadData` if it can't take such images."""
+    """How many classes the network has.
+
+    Raises:
+        BadData: It cannot take such images.
+    """
     sample = first_images(images, 2, device)
-    with judging(network):
+    with evaluating(network):
         try:
             logits = logits_of(network(sample))
         except MptifyError:
             raise
-        except Exception as error:  # whatever torch says of a wrong shape
+        except Exception as error:  # any error of torch about a wrong shape
             raise BadData(
                 f"The network can't take images of {sizes(tuple(sample.shape[1:]))}: {first_line(error)}."
             ) from error

@@ -1,4 +1,4 @@
-"""What a search asks of the process that it runs in."""
+"""Signals and memory settings of the process that runs a search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["born_deaf", "keep_freed_memory", "leave_stopping_to_the_search", "st
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to give freed memory back: each step would pay again for the pages that the last one let go."""
+    """Tell glibc to keep freed memory, so that steps need not touch fresh pages."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
@@ -21,9 +21,9 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def stoppable(can_save: bool, tell: Callable[[], None]) -> Iterator[list[bool]]:
-    """Ctrl-C and SIGTERM ask for a stop after the current step, if anything can be saved; a second Ctrl-C stops at once.
+    """Let Ctrl-C and SIGTERM stop the search after the current step, if it can be saved.
 
-    `tell` is called when they do, in the middle of whatever the process is doing.
+    A second Ctrl-C stops at once. `tell` is called inside the signal handler.
     """
     asked: list[bool] = []
     before: dict[signal.Signals, Any] = {}
@@ -50,7 +50,7 @@ _SECONDS_LEFT = 30
 
 @contextlib.contextmanager
 def born_deaf() -> Iterator[None]:
-    """Processes that are started within don't hear SIGTERM until `leave_stopping_to_the_search` has run in them."""
+    """Block SIGTERM in processes started inside, until they call `leave_stopping_to_the_search`."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -62,9 +62,9 @@ def born_deaf() -> Iterator[None]:
 
 
 def leave_stopping_to_the_search(_: int) -> None:
-    """For a process that reads images: a signal may have gone to all of a search's processes, and the search saves first.
+    """Ignore signals in a process that reads images, so that the search can save first.
 
-    It ends with the search then, and half a minute after a SIGTERM in any case.
+    The process ends with the search, or half a minute after a SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):

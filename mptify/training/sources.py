@@ -1,4 +1,4 @@
-"""Where images come from: what `data.source` names. Whatever is wrong with them is said here, before the first step."""
+"""Data sources: load and check the images that `data.source` names."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["from_files", "is_in_files", "load_data"]
 
 
 def load_data(config: DataConfig, *, only_val: bool = False) -> tuple[Images, Images]:
-    """Training and validation images of the source that `config` names.
+    """Load training and validation images.
 
     Args:
         config: Source, sizes and augmentation.
-        only_val: Whether the training images may be missing; those for validation then stand for them.
+        only_val: Whether training images may be missing; validation images then replace them.
 
     Raises:
         BadConfig: There is no such source.
-        BadData: The source has no such images, or they don't fit the settings.
+        BadData: The source has no such images, or they do not fit the settings.
     """
     name, _, place = config.source.partition(":")
     source = data_sources[name]
@@ -70,13 +70,13 @@ def load_data(config: DataConfig, *, only_val: bool = False) -> tuple[Images, Im
 
 
 def from_files(source: Any) -> Any:
-    """Mark a source whose images are read from files and cropped to `data.size`."""
+    """Mark a source that reads files and crops them to `data.size`."""
     source.from_files = True
     return source
 
 
 def is_in_files(source: str) -> bool:
-    """Whether such images are read from files, and cropped to a size that can be asked for."""
+    """Whether a source reads files and crops them to `data.size`."""
     return getattr(data_sources[source.partition(":")[0]], "from_files", False)
 
 
@@ -106,11 +106,11 @@ def arrays(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Ima
         with (
             path.open("rb") as file,
             np.load(file) as loaded,
-        ):  # np.load would not close a file that it can't read
+        ):  # np.load does not close a file that it can't read
             missing = [key for key in keys if key not in loaded]
             found = [] if missing else [loaded[key] for key in keys]
     except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise BadData(f"{place}: this is no .npz file of arrays.") from error
+        raise BadData(f"{place}: this is not an .npz file of arrays.") from error
     if missing:
         raise BadData(
             f"{place}: has no {missing[0]}; x_train, y_train, x_test and y_test are needed."
@@ -144,18 +144,18 @@ def _pair(
 ) -> tuple[Images, Images]:
     train, val = (checked_pixels(pixels, labels, what) for pixels, labels in splits)
     classes = max(train.classes, val.classes)
-    for split in (train, val):  # both are normalized by what the training images are like
-        split.classes, split.mean, split.deviation, split.names = (
+    for split in (train, val):  # both are normalized by the training images
+        split.classes, split.mean, split.std, split.names = (
             classes,
             train.mean,
-            train.deviation,
+            train.std,
             names,
         )
     return train, val
 
 
 def _held_out(train: Images, val: Images, count: int) -> tuple[Images, Images]:
-    """Both from the training images: the last `count` of them, looked at as those of `val` are, for validation."""
+    """Split off the last `count` training images for validation."""
     rest = len(train) - count
     if rest < 1:
         raise BadData(f"data.holdout={count}: there are only {len(train)} training images.")
@@ -173,7 +173,7 @@ def _shortened(images: Images, count: int | None) -> Images:
 
 
 def _chosen(images: Images, part: slice) -> Images:
-    """Some of the images; those from folders, which are sorted by class, in an order of chance."""
+    """A part of the images; those from folders, which are sorted by class, in random order."""
     if images.pixels is not None and images.labels is not None:
         return replace(images, pixels=images.pixels[part], labels=images.labels[part])
     order = np.random.RandomState(0).permutation(len(images))[part]
@@ -182,11 +182,11 @@ def _chosen(images: Images, part: slice) -> Images:
 
 # -- folders and timm's data sets ------------------------------------------------------------------------------------------
 
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def _transforms(size: int) -> dict[str, Any]:
-    """To uint8: a quarter of the bytes to pass on from a worker, and normalized on the device as images in memory are."""
+    """Convert to uint8, a quarter of the bytes to pass from a worker."""
     from torchvision.transforms import v2
 
     end = [v2.ToImage(), v2.ToPureTensor()]
@@ -204,7 +204,7 @@ def _transforms(size: int) -> dict[str, Any]:
 @data_sources.register("imagenet")
 @from_files
 def image_folder(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Images, Images]:
-    """A folder of images for each class."""
+    """A folder with a subfolder of images per class."""
     from mptify.training.folders import Folder
 
     root = Path(place)
@@ -244,7 +244,7 @@ def _require_same_classes(what: str, splits: list[Any]) -> None:
 
 
 def _check_files(paths: list[str]) -> None:
-    """Broken images should be told now, not after an hour: each is read if there are up to 10,000, else the headers of 40,000."""
+    """Find broken images before the search: read up to 10,000, else the headers of 40,000."""
     from PIL import Image, UnidentifiedImageError
 
     whole = len(paths) <= 10_000
@@ -257,7 +257,7 @@ def _check_files(paths: list[str]) -> None:
             else:
                 with Image.open(path) as image:
                     image.verify()
-        except Exception as error:  # Pillow's plugins raise whatever they like
+        except Exception as error:  # Pillow's plugins raise any kind of error
             reason = "no image" if isinstance(error, UnidentifiedImageError) else first_line(error)
             broken.append(f"{path} ({reason})")
     if broken:
@@ -280,10 +280,10 @@ def timm_dataset(config: DataConfig, place: str, splits: tuple[str, ...]) -> tup
     from mptify.training.folders import ReaderFiles
 
     name, _, root = place.partition(":")
-    if name not in _TIMM_FOLDERS and "/" not in name:  # of which timm would take any for a folder
+    if name not in _TIMM_FOLDERS and "/" not in name:  # timm would take any other name for a folder
         hint = f"{config.source.partition(':')[0]}:folder:{root or 'FOLDER'}"
         raise BadData(
-            f"{config.source}: {name!r} is no data set of timm's; write {hint}, or such as timm:torch/cifar10:FOLDER."
+            f"{config.source}: {name!r} is not a data set of timm; write {hint}, or such as timm:torch/cifar10:FOLDER."
         )
     found = []
     for split in splits:
@@ -292,11 +292,11 @@ def timm_dataset(config: DataConfig, place: str, splits: tuple[str, ...]) -> tup
             files = timm.data.create_dataset(
                 name, root=root or "data", split=timms, is_training=split == "train", download=False
             )
-        except Exception as error:  # of whatever library stands behind the name
+        except Exception as error:  # any error of the library behind the name
             raise BadData(f"{config.source}: timm can't open it ({first_line(error)}).") from None
         if isinstance(files, IterableDataset) or not hasattr(files, "__len__"):
             raise BadData(
-                f"{config.source}: streams have no length; a search needs a data set whose images can be numbered."
+                f"{config.source}: streams have no length; a search needs a map-style data set."
             )
         transform = _transforms(config.size or 224)[split]
         if isinstance(files, timm.data.ImageDataset):
@@ -310,7 +310,7 @@ def timm_dataset(config: DataConfig, place: str, splits: tuple[str, ...]) -> tup
 
 
 def _names_of(found: list[Any], config: DataConfig) -> tuple[str, ...]:
-    """The classes of data sets that timm opened, which come from many libraries; empty where they have no names."""
+    """The class names of a data set that timm opened; empty if it has none."""
     readers = [getattr(files, "reader", files) for files in found]
     for key in ("class_to_idx", "classes"):
         if all(getattr(reader, key, None) for reader in readers):
@@ -340,7 +340,7 @@ def _from_sets(
     found: list[Any], classes: int, names: tuple[str, ...], config: DataConfig
 ) -> tuple[Images, Images]:
     shared: dict[str, Any] = {
-        "workers": min(config.workers, os.cpu_count() or 1), "names": names, "mean": _MEAN, "deviation": _DEVIATION,
+        "workers": min(config.workers, os.cpu_count() or 1), "names": names, "mean": _MEAN, "std": _STD,
     }  # fmt: skip
     train, val = (
         Images(labels=None, classes=classes, files=files, **shared)

@@ -176,7 +176,7 @@ def test_branches_can_be_fused(name, bits, tmp_path):
         torch.testing.assert_close(fused(x), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
     if bits == "1/32":  # in 1/1 there is nothing to fuse: every branch sees signs
         assert len(list(fused.modules())) < len(list(ticketed.modules()))
-        with pytest.raises(mptify.MptifyError, match="its ticket can.t be saved"):
+        with pytest.raises(mptify.MptifyError, match=r"its ticket can.t be saved"):
             mptify.save(fused, tmp_path / "a.ticket")
     loaded = mptify.load(saved(ticketed, tmp_path / "b.ticket"), model=timm.create_model(name, num_classes=10))
     with torch.no_grad():

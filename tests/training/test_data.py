@@ -34,7 +34,7 @@ def numbered(count=103, size=6, **changes):
 
 
 def numbers(batch, images):
-    pixels = batch[0][:, 0] * images.deviation[0] + images.mean[0]
+    pixels = batch[0][:, 0] * images.std[0] + images.mean[0]
     return (pixels.amax((1, 2)) * 255).round().int().tolist()
 
 
@@ -85,7 +85,7 @@ def test_crops_and_flips_are_those_of_the_image():
     rng = np.random.default_rng(0)
     pixels = rng.integers(1, 255, (40, 5, 5, 3), dtype=np.uint8)
     images = as_images((pixels, np.arange(40)), "train")
-    images.mean, images.deviation, images.crop = (0.0,) * 3, (1.0,) * 3, 2
+    images.mean, images.std, images.crop = (0.0,) * 3, (1.0,) * 3, 2
     places = set()
     for batch, labels in epoch(images):
         for image, label in zip((batch * 255).round().byte(), labels, strict=True):
@@ -153,7 +153,7 @@ def test_arrays_come_from_a_file(tmp_path):
     assert (len(train), len(val), train.shape()) == (30, 10, (3, 8, 8))
     pixels = next(evaluation_batches(train, 30, rank=0, world=1, device="cpu"))[0]
     expected = (torch.from_numpy(x[:30]).permute(0, 3, 1, 2).float() / 255 - torch.tensor(train.mean).view(1, 3, 1, 1)) / torch.tensor(
-        train.deviation
+        train.std
     ).view(1, 3, 1, 1)
     assert torch.allclose(pixels, expected)
 
@@ -236,8 +236,8 @@ def test_an_image_that_breaks_later_is_named(folder, workers):
 def test_images_from_folders_are_normalized_as_they_say(folder):
     _, val = load_data(config(source=f"imagefolder:{folder}", size=16, workers=0))
     pixels = next(evaluation_batches(val, 2, rank=0, world=1, device="cpu"))[0]
-    assert torch.allclose(pixels[1, :, 8, 8], (torch.tensor([20, 235, 128]) / 255 - torch.tensor(val.mean)) / torch.tensor(val.deviation))
-    val.mean, val.deviation = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    assert torch.allclose(pixels[1, :, 8, 8], (torch.tensor([20, 235, 128]) / 255 - torch.tensor(val.mean)) / torch.tensor(val.std))
+    val.mean, val.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     plain = next(evaluation_batches(val, 2, rank=0, world=1, device="cpu"))[0]
     assert torch.allclose(plain[1, :, 8, 8] * 255, torch.tensor([20.0, 235, 128]))
 
@@ -248,8 +248,8 @@ def test_statistics_are_those_of_the_pixels():
     images = as_images((pixels, np.arange(40) % 2), "train")
     values = pixels / 255
     assert np.allclose(images.mean, values.mean((0, 1, 2)))
-    assert np.allclose(images.deviation[:2], values.std((0, 1, 2), ddof=1)[:2])
-    assert images.deviation[2] == 1e-3
+    assert np.allclose(images.std[:2], values.std((0, 1, 2), ddof=1)[:2])
+    assert images.std[2] == 1e-3
 
 
 def broken(folder):

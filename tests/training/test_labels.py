@@ -111,7 +111,7 @@ def test_without_names_the_classes_are_counted(photos):
 
 def images(names, labels, classes=None):
     pixels = torch.zeros(len(labels), 1, 4, 4, dtype=torch.uint8)
-    return Images(torch.tensor(labels), classes or len(names), pixels, mean=(0.0,), deviation=(1.0,), names=tuple(names))
+    return Images(torch.tensor(labels), classes or len(names), pixels, mean=(0.0,), std=(1.0,), names=tuple(names))
 
 
 def test_another_order_is_put_right():

@@ -326,10 +326,10 @@ def test_half_precision_without_a_device_for_it_is_told(digits):
 
 def test_too_few_images_for_a_step_are_told(digits):
     train, val = digits
-    some = Images(train.labels[:129], 10, train.pixels[:129], mean=train.mean, deviation=train.deviation)
+    some = Images(train.labels[:129], 10, train.pixels[:129], mean=train.mean, std=train.std)
     with pytest.raises(BadData, match="too few"):  # in batches of 128, they are two steps of 64 and 65
         mptify.search(Net(), some, val, settings(batch=128, accumulate=60))
-    few = Images(train.labels[:3], 10, train.pixels[:3], mean=train.mean, deviation=train.deviation)
+    few = Images(train.labels[:3], 10, train.pixels[:3], mean=train.mean, std=train.std)
     with pytest.raises(BadData, match="too few"):
         mptify.search(Net(), few, val, settings(accumulate=2))
 
