@@ -1,4 +1,4 @@
-"""Everything that a user can set: frozen, validated settings. Code below trusts them."""
+"""Settings: everything a user can set, validated once, where it enters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 def as_tuple(value: Any) -> Any:
-    """One name says the same as a list of one."""
+    """Accept one name for a list of one."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -70,7 +70,7 @@ def _known_method(name: str) -> str:
 
 
 class TicketConfig(BaseModel):
-    """The settings of a ticket. `mptify.transform` takes each of them as a keyword."""
+    """The settings of a ticket. `mptify.transform` takes them as keywords."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -86,59 +86,64 @@ class TicketConfig(BaseModel):
     )
     scope: Annotated[str, AfterValidator(_known_scope)] = Field(
         "layer",
-        description="Prune each layer by its share (layer), all by one threshold (global), or as a registered scope does.",
+        description="How weights compete: within each layer (layer), by one threshold (global), "
+        "or by a registered scope.",
     )
     floor: Fraction = Field(
         0.01,
-        description="With scope=global: the share of its weights that every layer keeps at least.",
+        description="With scope=global: the smallest share of its weights that a layer keeps.",
     )
     score_grad: Literal["biprop", "alpha"] = Field(
-        "biprop", description="Scale of the scores' gradient: |W|, or the gain."
+        "biprop", description="Scale of the score gradient: |W| (biprop) or the gain (alpha)."
     )
     init: Annotated[str, AfterValidator(_known_init)] = Field(
         "kaiming_normal",
-        description="Magnitudes of the frozen weights: kaiming_normal, signed_constant or a registered scheme; keep takes the model's own.",
+        description="Magnitudes of the frozen weights: kaiming_normal, signed_constant or a "
+        "registered scheme; keep uses the model's weights.",
     )
     seed: int = Field(
-        0, ge=0, lt=2**63, description="Seed of the frozen weights and of the first scores."
+        0, ge=0, lt=2**63, description="Seed of the frozen weights and of the initial scores."
     )
     bias: Literal["drop", "learn"] = Field(
-        "drop", description="Biases of converted layers: dropped, as in Algorithm 1, or learned."
+        "drop", description="Biases of converted layers: drop (as in Algorithm 1) or learn."
     )
     learn_bn: bool = Field(
         False,
-        description="Learn the norms' weight and bias (the paper's +BN); else they stay at 1 and 0.",
+        description="Learn weight and bias of norms (the paper's +BN); otherwise they stay 1 and "
+        "0.",
     )
     other: Literal["learn", "freeze"] = Field(
         "learn",
-        description="Parameters that no mask covers: position embeddings, class tokens, layer scale.",
+        description="Whether to learn parameters that no mask covers: position embeddings, class "
+        "tokens, layer scale.",
     )
     bn: Literal["keep", "insert"] = Field(
         "keep",
-        description="With 32-bit activations: insert puts a BatchNorm before each activation that lacks one.",
+        description="With 32-bit activations: insert adds a BatchNorm before each activation that "
+        "lacks one.",
     )
     residual: Literal["binary", "real"] = Field(
-        "binary", description="With 1-bit activations: shortcuts carry ±1, or real values."
+        "binary",
+        description="With 1-bit activations: whether shortcuts carry ±1 (binary) or real values.",
     )
     quantizer: Annotated[str, AfterValidator(_known_quantizer)] = Field(
         "sign",
-        description="With 1-bit activations: sign, or a registered quantizer with another estimator.",
+        description="With 1-bit activations: sign, or a registered quantizer with another "
+        "estimator.",
     )
     sign_width: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="Width t of the estimator behind each sign."
+        1.0, gt=0, allow_inf_nan=False, description="Width t of the sign's estimator."
     )
     include: Patterns = Field(
-        (), description="Convert only the layers that one of these patterns matches."
+        (), description="Convert only layers that match one of these patterns."
     )
     exclude: Patterns = Field(
-        (), description="Leave the layers dense that one of these patterns matches."
+        (), description="Leave layers dense that match one of these patterns."
     )
     dense: Annotated[
         tuple[Literal["first", "last", "depthwise"], ...], BeforeValidator(as_tuple)
     ] = Field((), description="Kinds of layers to leave dense.")
-    strict: bool = Field(
-        False, description="Raise where a conv or linear weight could not be converted."
-    )
+    strict: bool = Field(False, description="Raise if a conv or linear weight cannot be converted.")
 
     @property
     def weight_bits(self) -> int:
@@ -158,18 +163,18 @@ class TicketConfig(BaseModel):
 
 
 def _method_of(settings: Any) -> Any:
-    """The search method that unchecked settings name; None where they name none."""
+    """The search method that unchecked settings name, or None."""
     if not isinstance(settings, dict):
         return None
     name = settings.get("method", SearchConfig.model_fields["method"].default)
     try:
         return methods[name]
-    except (BadConfig, TypeError):  # the field's own check says what is wrong
+    except (BadConfig, TypeError):  # the check of the field reports it
         return None
 
 
 def _with_weight_bits(ticket: Any, weight_bits: int) -> Any:
-    """A ticket's settings, checked or not, with other bits per weight."""
+    """The settings of a ticket, checked or not, with other bits per weight."""
     if isinstance(ticket, TicketConfig):
         return ticket.model_copy(update={"bits": f"{weight_bits}/{ticket.activation_bits}"})
     bits = (
@@ -186,12 +191,12 @@ def _with_weight_bits(ticket: Any, weight_bits: int) -> Any:
 
 
 def _default_if_none(value: Any) -> Any:
-    """An empty section in YAML is None, and means the defaults."""
+    """Read an empty section in YAML, which is None, as the defaults."""
     return {} if value is None else value
 
 
 def _sourced(value: Any) -> Any:
-    """`data: digits` says the same as `data: {source: digits}`."""
+    """Accept `data: digits` for `data: {source: digits}`."""
     return {"source": value} if isinstance(value, str) else value
 
 
@@ -200,19 +205,19 @@ def _wanted(value: Any) -> Any:
 
 
 def _no(value: Any) -> Any:
-    """YAML reads `precision: no` as false."""
+    """Read `precision: no`, which YAML takes for false."""
     return "no" if value is False else value
 
 
 class SearchConfig(BaseModel):
-    """How a ticket is searched. `mptify.search` takes these, and a recipe adds a model and data."""
+    """The settings of a search. `mptify.search` takes them; a recipe adds a model and data."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: Annotated[str, AfterValidator(_known_method)] = Field(
         "biprop",
-        description="biprop: 1-bit weights; edgepopup: 32-bit frozen weights; dense: trains the weights "
-        "themselves; or a registered method.",
+        description="biprop: 1-bit weights; edgepopup: 32-bit frozen weights; dense: trains the "
+        "weights themselves; or a registered method.",
     )
     ticket: Annotated[TicketConfig, BeforeValidator(_default_if_none)] = Field(
         {}, validate_default=True, description="The settings of the ticket."
@@ -222,56 +227,61 @@ class SearchConfig(BaseModel):
     accumulate: int = Field(
         1,
         ge=1,
-        description="Parts that a step's images are run in, one after the other, to save memory.",
+        description="Split each batch into this many parts, to save memory.",
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        "adam", description="What changes the scores."
+        "adam", description="The optimizer of the scores."
     )
     lr: float = Field(
         0.01,
         gt=0,
-        description="The largest learning rate. Unless given: 0.01 for Adam, 0.03 in 1/1, 0.1 for SGD; of dense training 0.001 and 0.05.",
+        description="The peak learning rate. By default 0.01 for Adam, 0.03 in 1/1, 0.1 for SGD; "
+        "for dense training 0.001 and 0.05.",
     )
     relative: bool = Field(
         True,
-        description="With Adam: count lr in sizes of each layer's first scores, so that all layers move alike; else as it is.",
+        description="With Adam: multiply lr by the size of each layer's initial scores, so that "
+        "all layers move alike.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD; the first beta of Adam.")
     nesterov: bool = Field(False, description="Nesterov's momentum, for SGD.")
     weight_decay: float = Field(
-        0.0, ge=0, description="Weight decay of the kinds of parameters under `decays`."
+        0.0, ge=0, description="Weight decay of the parameters that `decays` names."
     )
     decays: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = Field(
         ("scores", "dense", "other"),
-        description="Which parameters decay: scores, norm, bias, other, dense.",
+        description="Kinds of parameters that decay: scores, norm, bias, other, dense.",
     )
     schedule: Literal["cosine", "constant"] = Field(
-        "cosine", description="What the learning rate does after the warm-up."
+        "cosine", description="Learning rate schedule after the warm-up."
     )
-    warmup: float = Field(0.5, ge=0, description="Epochs in which the learning rate rises from 0.")
+    warmup: float = Field(0.5, ge=0, description="Epochs of linear warm-up from 0.")
     prune_ramp: float = Field(
         0.0,
         ge=0,
         description="Epochs in which the pruned fraction rises to its value, along a cubic curve.",
     )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Share of a label that is spread over all classes."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Label smoothing: the share of a label that is spread over all classes.",
     )
     clip: float | None = Field(
         None,
         gt=0,
-        description="Largest norm of the gradient of all parameters; larger ones are scaled down.",
+        description="Clip the norm of the gradient of all parameters to this value.",
     )
     ema: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Decay of a running mean of the scores, which tickets are then cut from.",
+        description="Decay of a running mean of the scores, from which tickets are taken.",
     )
     precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_no)] = Field(
         "no", description="Mixed precision, by Accelerate."
     )
-    compile: bool = Field(False, description="Run the network through torch.compile.")
+    compile: bool = Field(False, description="Compile the network with torch.compile.")
     seed: int = Field(
         0,
         ge=0,
@@ -312,114 +322,131 @@ class SearchConfig(BaseModel):
 
 
 class DataConfig(BaseModel):
-    """Which images, and what happens to them."""
+    """Which images, and how they are augmented."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str = Field(
         "digits",
-        description="digits, arrays:FILE.npz, cifar10[:FOLDER], cifar100[:FOLDER], imagefolder:FOLDER, imagenet:FOLDER, timm:NAME:FOLDER.",
+        description="digits, arrays:FILE.npz, cifar10[:FOLDER], cifar100[:FOLDER], "
+        "imagefolder:FOLDER, imagenet:FOLDER, timm:NAME:FOLDER.",
     )
     train_images: int | None = Field(
         None,
         ge=1,
-        description="Use only so many training images: the first ones in memory, any from folders.",
+        description="Use only this many training images: the first in memory, random ones from "
+        "folders.",
     )
     val_images: int | None = Field(
-        None, ge=1, description="Use only so many validation images, chosen likewise."
+        None, ge=1, description="Use only this many validation images, selected likewise."
     )
     holdout: int | None = Field(
         None,
         ge=1,
-        description="Validate on so many training images instead, not trained on then: settings can be chosen without the others.",
+        description="Validate on this many held-out training images instead, to choose settings "
+        "without the validation images.",
     )
     crop: int = Field(
         0,
         ge=0,
-        description="Pixels by which images in memory are shifted at random; what comes in at a border is mirrored.",
+        description="Shift images in memory by up to this many pixels at random, with mirrored "
+        "borders.",
     )
-    flip: bool = Field(False, description="Flip half of the training images.")
+    flip: bool = Field(False, description="Flip half of the training images horizontally.")
     size: int | None = Field(
-        None, ge=8, description="Pixels that images from folders are cropped to; 224 unless given."
+        None, ge=8, description="Crop images from folders to this many pixels; 224 by default."
     )
     workers: int = Field(
         4,
         ge=0,
-        description="Processes that read images from folders; not more than there are CPUs.",
+        description="Processes that read images from folders, at most the number of CPUs.",
     )
 
 
 class Recipe(SearchConfig):
-    """A search from nothing: which network, on which data, how."""
+    """The settings of a whole run: a search with its network and data."""
 
     model: str = Field(
         "mptify:conv2",
-        description="The network: mptify:conv4, mptify:conv4_x0.5 (half as wide), timm:resnet18, torchvision:vgg16, ...",
+        description="The network: mptify:conv4, mptify:conv4_x0.5 (half as wide), timm:resnet18, "
+        "torchvision:vgg16, ...",
     )
     data: Annotated[DataConfig, BeforeValidator(_sourced)] = Field(
-        {}, validate_default=True, description="Which images, and what happens to them."
+        {}, validate_default=True, description="Which images, and how they are augmented."
     )
     baseline: Annotated[dict[str, Any] | None, BeforeValidator(_wanted)] = Field(
         None,
-        description="If given, dense training is run beside the search, with these settings in place of the recipe's.",
+        description="Also train the dense network, with these settings in place of the recipe's.",
     )
     start: str | None = Field(
-        None, description="A ticket file to begin with: its survivors, and what else it learned."
+        None, description="A ticket file to start from: its survivors and learned parameters."
     )
     threads: int | None = Field(
         None,
         ge=1,
-        description="Threads of `mptify search`, on which a run's last bits depend; `--threads` counts more. Else torch decides.",
+        description="Threads of the search, on which the last bits of its results depend; by "
+        "default as many as torch uses.",
     )
     about: dict[str, Any] = Field(
         default_factory=dict, description="What the recipe reproduces; nothing depends on it."
     )
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------
 
 
 def make_config(settings: TicketConfig | Mapping[str, Any]) -> TicketConfig:
-    """Check settings once, where they enter; raises `BadConfig` with one sentence that names the setting."""
+    """Check the settings of a ticket.
+
+    Raises:
+        BadConfig: A setting is invalid; one sentence names it.
+    """
     if isinstance(settings, TicketConfig):
         return settings
     return check_config(checked(TicketConfig, settings))
 
 
 def checked(model: type[Settings], settings: Mapping[str, Any]) -> Settings:
-    """Settings of any kind, or `BadConfig` with one sentence that names the first wrong one."""
+    """Check settings of any kind.
+
+    Raises:
+        BadConfig: A setting is invalid; one sentence names the first.
+    """
     try:
         return model(**settings)
-    except TypeError:  # what ** says of a mapping whose keys are no names
+    except TypeError:  # a key is not a string
         raise BadConfig(
-            f"Settings have names, and {next(key for key in settings if not isinstance(key, str))!r} is none."
+            "The names of settings are strings, and "
+            f"{next(key for key in settings if not isinstance(key, str))!r} is not."
         ) from None
     except ValidationError as error:
         raise BadConfig(_sentence(error, model)) from None
 
 
 def check_config(config: TicketConfig) -> TicketConfig:
-    """What no single setting can know of the others."""
+    """Check combinations of settings."""
     if config.bn == "insert" and config.activation_bits == 1:
         raise BadConfig(
-            f"bn='insert' is for 32-bit activations; with bits={config.bits!r} every sign has its BatchNorm: set bn='keep'."
+            f"bn='insert' is for 32-bit activations; with bits={config.bits!r} every sign has its "
+            "BatchNorm: set bn='keep'."
         )
     if config.prune_overrides and config.scope != "layer":
         raise BadConfig(
-            f"prune_overrides are for scope='layer'; with scope={config.scope!r} all layers share one budget."
+            f"prune_overrides are for scope='layer'; with scope={config.scope!r} all layers share "
+            "one budget."
         )
     return config
 
 
 def make_search_config(settings: SearchConfig | Mapping[str, Any] | None) -> SearchConfig:
-    """Check settings of a search once, where they enter."""
+    """Check the settings of a search."""
     return _consistent(
         settings if isinstance(settings, SearchConfig) else checked(SearchConfig, settings or {})
     )
 
 
 def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
-    """A checked recipe; errors name `origin`, the file that the settings came from."""
+    """Check a recipe; errors name `origin`, the file of the settings."""
     try:
         recipe = checked(Recipe, settings)
         _consistent(recipe)
@@ -447,7 +474,7 @@ def make_recipe(settings: Mapping[str, Any], origin: str = "") -> Recipe:
 
 
 def baseline_of(recipe: Recipe) -> Recipe:
-    """The dense training that a search is compared with, at a learning rate that suits weights."""
+    """The recipe of the dense baseline, with a learning rate for weights."""
     changes = {
         "lr": None,
         **(recipe.baseline or {}),
@@ -462,7 +489,8 @@ def _consistent(config: SearchConfig) -> Any:
     check_config(config.ticket)
     if methods[config.method].weight_bits == 1 and config.ticket.weight_bits == 32:
         raise BadConfig(
-            f"ticket.bits={config.ticket.bits!r}: 32-bit weights are edge-popup; set method: edgepopup."
+            f"ticket.bits={config.ticket.bits!r}: 32-bit weights are edge-popup; set method: "
+            "edgepopup."
         )
     if config.nesterov and (config.optimizer != "sgd" or not config.momentum):
         raise BadConfig(
@@ -475,20 +503,22 @@ def _consistent(config: SearchConfig) -> Any:
             )
     if config.compile and config.prune_ramp:
         raise BadConfig(
-            "prune_ramp: with compile, every step of the ramp would be compiled anew; leave one of them out."
+            "prune_ramp: with compile, every step of the ramp would be compiled again; leave one "
+            "of them out."
         )
     if config.accumulate > config.batch // 2:
         raise BadConfig(
-            f"accumulate={config.accumulate}: a batch of {config.batch} can't be run in so many parts of at least 2 images."
+            f"accumulate={config.accumulate}: a batch of {config.batch} can't be split into so "
+            "many parts of at least 2 images."
         )
     return config
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def _settings_of(kind: Any) -> Any:
-    """The settings in a section; none if it is no section."""
+    """The settings of a section; empty if it is not a section."""
     return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ()
 
 
@@ -526,7 +556,7 @@ _OTHER_NAMES = {
 
 
 def _usual_name(name: str, model: type[BaseModel]) -> list[str]:
-    """What other programs call so, here or in a section below; empty where nothing is."""
+    """Our name for a setting that other programs call `name`, if there is one."""
     plain = name.lower().replace("-", "_")
     for ours in [plain, *(ours for ours, others in _OTHER_NAMES.items() if plain in others)]:
         if ours in model.model_fields:
@@ -544,7 +574,7 @@ def _usual_name(name: str, model: type[BaseModel]) -> list[str]:
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
-    for part in path[:-1]:  # into the section that the wrong setting is in
+    for part in path[:-1]:  # descend into the section of the invalid setting
         inner: Any = model.model_fields[part].annotation if part in model.model_fields else None
         if _settings_of(inner):
             model, path = inner, path[1:]

@@ -80,7 +80,8 @@ class _OnceOnly(yaml.SafeLoader):
         for number, key in enumerate(keys):
             if key in keys[:number]:
                 raise BadConfig(
-                    f"{key} is set twice, the second time in line {node.value[number][0].start_mark.line + 1}."
+                    f"{key} is set twice, the second time in line "
+                    f"{node.value[number][0].start_mark.line + 1}."
                 )
         return super().construct_mapping(node, deep)
 

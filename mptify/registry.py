@@ -61,7 +61,8 @@ class Registry(Generic[Variant]):
             known = self._variants.get(name)
             if known is not None and _origin(known) != _origin(variant):
                 raise BadConfig(
-                    f"The {self.kind} {name!r} is registered already, by {_origin(known)}; choose another name."
+                    f"The {self.kind} {name!r} is registered already, by {_origin(known)}; choose "
+                    "another name."
                 )
             self._variants[name] = variant
             return variant

@@ -26,7 +26,8 @@ class Dense(ExportTarget):
         if ticket.config.activation_bits == 1:
             bits = ticket.config.bits
             raise MptifyError(
-                f"A ticket of {bits} bits has signs where its dense network has activations; --to onnx keeps them."
+                f"A ticket of {bits} bits has signs where its dense network has activations; --to "
+                "onnx keeps them."
             )
         assert ticket.architecture is not None
         with InitMode("constant"):
@@ -57,11 +58,13 @@ def _state_for(network: nn.Module, model: nn.Module) -> dict[str, Tensor]:
             found[name] = torch.zeros_like(tensor)
         else:
             raise MptifyError(
-                f"{name}: the ticket has no value for it, since its network is not the dense one with other weights."
+                f"{name}: the ticket has no value for it, since its network is not the dense one "
+                "with other weights."
             )
     extra = [name for name in ours if name.endswith("running_mean") and name not in found]
     if extra:
         raise MptifyError(
-            f"{extra[0].rpartition('.')[0]}: the ticket's network has a norm that the dense one lacks; --to onnx keeps it."
+            f"{extra[0].rpartition('.')[0]}: the ticket's network has a norm that the dense one "
+            "lacks; --to onnx keeps it."
         )
     return found

@@ -86,11 +86,13 @@ def export(path: str | Path, to: str, out: str | Path | None = None) -> Exported
     image = example_of(ticket)
     if ticket.architecture is None:
         raise MptifyError(
-            f"{path}: holds a ticket of a model that no registry knows; only named networks can be exported."
+            f"{path}: holds a ticket of a model that no registry knows; only named networks can be "
+            "exported."
         )
     if image is None:
         raise MptifyError(
-            f"{path}: {ticket.architecture} does not take one image at a time, and can't be exported."
+            f"{path}: {ticket.architecture} does not take one image at a time, and can't be "
+            "exported."
         )
     # Inputs whose sums do not depend on the order: rounding could change the sign of a sum.
     images = (
@@ -105,7 +107,8 @@ def export(path: str | Path, to: str, out: str | Path | None = None) -> Exported
     )
     if not difference <= TOLERANCE:
         raise MptifyError(
-            f"{path}: the exported network's outputs differ from the ticket's (by {difference:.1e} of the largest); nothing is written."
+            f"{path}: the exported network's outputs differ from the ticket's (by {difference:.1e} "
+            "of the largest); nothing is written."
         )
     write_whole(out, artifact.data)
     return Exported(out, len(artifact.data), difference)

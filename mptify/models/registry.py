@@ -223,7 +223,7 @@ def _widen_input_(model: nn.Module, in_chans: int) -> None:
     setattr(model.get_submodule(parent), attribute, fresh)
 
 
-# -- something to run them on ----------------------------------------------------------------------------------------------
+# -- something to run them on ----------------------------------------------------------------------
 
 
 def example_inputs(

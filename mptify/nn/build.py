@@ -77,7 +77,8 @@ def get_build_hook() -> Any:
             ]
             if not libraries:
                 self.app.display_warning(
-                    "No C++ compiler was found: searches will be slower, and tickets run as float32 networks only."
+                    "No C++ compiler was found: searches will be slower, and tickets run as "
+                    "float32 networks only."
                 )
                 return
             build_data["artifacts"] += [

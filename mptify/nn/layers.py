@@ -272,7 +272,8 @@ class Ticketed:
         if torch.compiler.is_exporting():  # exports the selection that `eval()` has made
             if self._selection is None:
                 raise CannotConvert(
-                    f"{self.ticket_name}: call eval() on the model before exporting it, so that its mask is settled."
+                    f"{self.ticket_name}: call eval() on the model before exporting it, so that "
+                    "its mask is settled."
                 )
         elif torch.compiler.is_compiling() and self.threshold is None:
             scaled = not self.scales_output
@@ -344,7 +345,8 @@ class Ticketed:
         """Remove another fraction of the weights from now on (a step of a prune schedule)."""
         if self.state is not WeightState.SEARCHING:
             raise BadConfig(
-                f"{self.ticket_name}: was loaded from a file, without the scores that say which weights to remove."
+                f"{self.ticket_name}: was loaded from a file, without the scores that say which "
+                "weights to remove."
             )
         if self.threshold is not None:
             self.threshold.set_prune_(prune)

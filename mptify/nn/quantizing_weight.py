@@ -63,5 +63,6 @@ class QuantizingWeight:
     def _refuse(self, name: str) -> Any:
         layer = self._layer.ticket_name
         raise CannotConvert(
-            f"{layer}: its weight goes into {name}(), where mptify can't quantize the input; exclude={layer!r} leaves the layer dense."
+            f"{layer}: its weight goes into {name}(), where mptify can't quantize the input; "
+            f"exclude={layer!r} leaves the layer dense."
         )

@@ -93,7 +93,7 @@ def _tree_of(function: FunctionType) -> ast.AST:
         return ast.Module([], [])
 
 
-# -- arguments -------------------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
 
 def _optional_argument_given(code: list[FunctionType], child: nn.Module) -> str:

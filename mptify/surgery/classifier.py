@@ -33,7 +33,8 @@ def reset_classifier_(model: Any, num_classes: int, global_pool: str | None = No
     """
     if global_pool is not None:
         raise NotKept(
-            f"reset_classifier(global_pool={global_pool!r}): the pooling is part of the graph; choose it before the transform."
+            f"reset_classifier(global_pool={global_pool!r}): the pooling is part of the graph; "
+            "choose it before the transform."
         )
     if not isinstance(num_classes, int) or num_classes < 0:
         raise BadConfig(

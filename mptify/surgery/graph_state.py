@@ -104,6 +104,7 @@ def _function(function: Any) -> _Function:
         except (ImportError, AttributeError, ValueError):
             continue
     raise CannotPickle(
-        f"The network calls {qualified}, which can't be imported by that name, so the model can't be pickled whole; "
+        f"The network calls {qualified}, which can't be imported by that name, so the model can't "
+        "be pickled whole; "
         "save its state_dict(), or its ticket with mptify.save."
     )

@@ -132,7 +132,7 @@ class TicketGraph(fx.GraphModule):
                 waiting += node.all_input_nodes
         return found
 
-    # -- methods of the original model ---------------------------------------------------------------------------------
+    # -- methods of the original model -------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         methods = self.__dict__.get("original_methods", ())
@@ -148,7 +148,8 @@ class TicketGraph(fx.GraphModule):
             return self._run_head
         hint = _HINTS.get(name, "call it on the network before the transform")
         raise NotKept(
-            f"{self.original_name}.{name} is gone: this ticket's forward is a graph, and the original method would run the layers "
+            f"{self.original_name}.{name} is gone: this ticket's forward is a graph, and the "
+            "original method would run the layers "
             f"without the signs and norms in it; {hint}."
         )
 
@@ -170,7 +171,8 @@ class TicketGraph(fx.GraphModule):
         """The part of `forward` after the features."""
         if pre_logits:
             raise NotKept(
-                f"{self.original_name}.forward_head runs with pre_logits=False only, as its graph was traced."
+                f"{self.original_name}.forward_head runs with pre_logits=False only, as its graph "
+                "was traced."
             )
         start = self._marked("input_of", HEAD)
         assert start is not None
@@ -190,12 +192,13 @@ class TicketGraph(fx.GraphModule):
             if node in needed and node not in given:
                 if node.op == "placeholder":
                     raise NotKept(
-                        f"{self.original_name}.forward_head can't run alone: in this network it reads {node.target}, too."
+                        f"{self.original_name}.forward_head can't run alone: in this network it "
+                        f"reads {node.target}, too."
                     )
                 interpreter.env[node] = interpreter.run_node(node)
         return interpreter.env[end]
 
-    # -- copies --------------------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
         """The state without the graphs and the code that fx generates."""
@@ -293,7 +296,8 @@ def expect_default(value: Any, default: Any, name: str) -> None:
         return
     if value is not default and value != default:
         raise MptifyError(
-            f"With changed edges this network runs with {name!r} at its default, {default!r}, only, as it was traced."
+            f"With changed edges this network runs with {name!r} at its default, {default!r}, "
+            "only, as it was traced."
         )
 
 

@@ -93,7 +93,7 @@ class IsolatedTracer(fx.Tracer):
         self.submodule_paths = None
         return self.graph
 
-    # -- called by the isolated modules -------------------------------------------------------------------------------
+    # -- called by the isolated modules ------------------------------------------------------------
 
     def attribute(self, name: str, value: Any) -> Any:
         """What code reads as a parameter, buffer or child of a module."""
@@ -158,7 +158,7 @@ def original_type(module: nn.Module) -> type:
     return getattr(type(module), "isolated_from", type(module))
 
 
-# -- modules ---------------------------------------------------------------------------------------------------------------
+# -- modules ---------------------------------------------------------------------------------------
 
 
 class _Isolated:
@@ -286,7 +286,7 @@ def is_torchs(module: str | None) -> bool:
     return (module or "").partition(".")[0] == "torch"
 
 
-# -- globals ---------------------------------------------------------------------------------------------------------------
+# -- globals ---------------------------------------------------------------------------------------
 
 
 class _TracedGlobals(dict):

@@ -124,7 +124,8 @@ def register(layer_type: type | str) -> Callable[[D], D]:
     def decorate(describe: D) -> D:
         if not callable(describe):
             raise BadConfig(
-                f"register: a function from a layer to its Handler is needed, not {shown(describe)}."
+                "register: a function from a layer to its Handler is needed, not "
+                f"{shown(describe)}."
             )
         _REGISTERED[layer_type] = describe
         return describe
@@ -164,7 +165,8 @@ def check_convertible(name: str, module: nn.Module) -> None:
     )
     if quantized and hasattr(module, "_packed_params"):
         raise CannotConvert(
-            f"{name}: {type(module).__name__} holds integer weights; mptify converts the float model, so build it without quantize=True."
+            f"{name}: {type(module).__name__} holds integer weights; mptify converts the float "
+            "model, so build it without quantize=True."
         )
     weight = module._parameters.get("weight")
     if isinstance(weight, nn.parameter.UninitializedParameter):
@@ -258,7 +260,7 @@ def _plain_name(layer: nn.Module) -> str:
     return type(layer).__name__.removeprefix("Parametrized")
 
 
-# -- activations -------------------------------------------------------------------------------------------------------
+# -- activations -----------------------------------------------------------------------------------
 
 _ACTIVATIONS = {
     "relu", "relu6", "leakyrelu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "gelutanh", "quickgelu", "silu", "swish",

@@ -153,7 +153,7 @@ def _stored_floats(model: nn.Module) -> int:
     return learned + statistics
 
 
-# -- for people ---------------------------------------------------------------------------------------------------------
+# -- for people ------------------------------------------------------------------------------------
 
 
 def tables(summary: Summary, width: int) -> Group:

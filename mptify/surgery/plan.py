@@ -198,16 +198,19 @@ class Plan:
         depthwise = [layer.name for layer in self.layers if layer.depthwise]
         if self.config.activation_bits == 1 and depthwise:
             notes.append(
-                f"{len(depthwise)} depthwise layers see 1-bit inputs and few weights per filter, where accuracy suffers most; "
+                f"{len(depthwise)} depthwise layers see 1-bit inputs and few weights per filter, "
+                "where accuracy suffers most; "
                 "dense='depthwise' leaves them out."
             )
         if self.config.bn == "insert" and self.kept_activations:
             notes.append(
-                f"{len(self.kept_activations)} activations lie in code that can't be traced and got no BatchNorm."
+                f"{len(self.kept_activations)} activations lie in code that can't be traced and "
+                "got no BatchNorm."
             )
         if self.late_signs:
             notes.append(
-                f"{self.late_signs[0]} comes after the last layer, so the network's outputs are made of ±1."
+                f"{self.late_signs[0]} comes after the last layer, so the network's outputs are "
+                "made of ±1."
             )
         tiny = [layer.name for layer in self.layers if layer.kept == 1 and layer.count > 1]
         if tiny:

@@ -119,7 +119,8 @@ class _Planner:
         unasked = [one for one in left if not one.obstacle.reason.is_asked]
         if self.config.strict and unasked:
             raise LeftDense(
-                f"{unasked[0].name} would stay dense ({unasked[0].reason}), and {len(unasked) - 1} more; strict=False allows it."
+                f"{unasked[0].name} would stay dense ({unasked[0].reason}), and {len(unasked) - 1} "
+                "more; strict=False allows it."
             )
         held = tuple(
             name for name, parameter in self.model.named_parameters() if not parameter.requires_grad
@@ -141,7 +142,7 @@ class _Planner:
             held=held,
         )
 
-    # -- which layers --------------------------------------------------------------------------------------------------
+    # -- which layers ------------------------------------------------------------------------------
 
     def _check_patterns(self) -> None:
         names = [*self.found, *(other.name for other in self.others if other.obstacle)]
@@ -155,7 +156,8 @@ class _Planner:
                 if not any(fnmatchcase(name, pattern) for name in names):
                     near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
                     raise BadConfig(
-                        f"{setting}={pattern!r} matches no layer of this model; it has {', '.join(near)}, ..."
+                        f"{setting}={pattern!r} matches no layer of this model; it has "
+                        f"{', '.join(near)}, ..."
                     )
 
     def _find_ends(self) -> None:
@@ -305,7 +307,7 @@ class _Planner:
                 )
         return layers, left
 
-    # -- layers called from code that can't be traced --------------------------------------------------------------------
+    # -- layers called from code that can't be traced ----------------------------------------------
 
     def _untraced_layer(self, region: Region, reasons: dict[str, Obstacle]) -> None:
         inside = [
@@ -371,7 +373,7 @@ class _Planner:
             if inside and layer_registry.is_activation(module) and name not in handled:
                 self.kept_activations.append(name)
 
-    # -- one graph -----------------------------------------------------------------------------------------------------
+    # -- one graph ---------------------------------------------------------------------------------
 
     def _reads(self, region: Region, graph: fx.Graph) -> Iterator[_Read]:
         """Every use of a weight in the graph."""

@@ -184,7 +184,7 @@ def _first_line(error: Exception) -> str:
     return text[:200]
 
 
-# -- one region --------------------------------------------------------------------------------------------------------
+# -- one region ------------------------------------------------------------------------------------
 
 
 def _require_traceable(module: nn.Module, caller: nn.Module | None) -> None:

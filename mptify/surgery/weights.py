@@ -173,7 +173,7 @@ def _passed(node: fx.Node, weight: fx.Node, region: Region) -> FoundWeight:
     )
 
 
-# -- all the others ------------------------------------------------------------------------------------------------------
+# -- all the others --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

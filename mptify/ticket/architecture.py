@@ -61,7 +61,8 @@ def require_fit(model: nn.Module, architecture: Architecture) -> nn.Module:
     kind, named = _class_of(model), f"{type(built).__module__}.{type(built).__qualname__}"
     if kind != named and kind.startswith(("timm.", "torchvision.")):
         raise TicketMismatch(
-            f"architecture={str(architecture)!r}: that network is a {named}, and the model was a {kind}."
+            f"architecture={str(architecture)!r}: that network is a {named}, and the model was a "
+            f"{kind}."
         )
     return built
 
@@ -126,7 +127,8 @@ def _refuse(
     )
     raise TicketMismatch(
         f"architecture={str(architecture)!r}: that network, built with {given}, is not the model: "
-        f"its {name} is {_sizes(theirs)}, the model's {_sizes(ours)}; give its name and arguments, or no name."
+        f"its {name} is {_sizes(theirs)}, the model's {_sizes(ours)}; give its name and arguments, "
+        "or no name."
     )
 
 

@@ -60,7 +60,8 @@ def build(ticket: Ticket, path: str | Path, parameters: int) -> nn.Module:
     architecture = ticket.architecture
     if architecture is None:
         raise TicketMismatch(
-            f"{path} holds a ticket of a model that no registry knows; pass that model: mptify.load(path, model=...)."
+            f"{path} holds a ticket of a model that no registry knows; pass that model: "
+            "mptify.load(path, model=...)."
         )
     try:
         entry = registry.resolve(str(architecture))
@@ -116,5 +117,6 @@ def _require_size(
     there = sum(parameter.numel() for parameter in network.parameters())
     if there > 2 * here + (1 << 20):  # biases may have been dropped
         raise TicketMismatch(
-            f"{path}: {entry} has {there:,} parameters, but the file describes {here:,}; it was not made from that network."
+            f"{path}: {entry} has {there:,} parameters, but the file describes {here:,}; it was "
+            "not made from that network."
         )

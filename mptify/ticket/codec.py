@@ -184,7 +184,7 @@ class Ticket:
         return sum(value.size for value in self.floats.values() if _constant(value) is None)
 
 
-# -- to bytes --------------------------------------------------------------------------------------------------------------
+# -- to bytes --------------------------------------------------------------------------------------
 
 
 def to_bytes(ticket: Ticket) -> bytes:
@@ -251,7 +251,8 @@ def _joined(values: list[np.ndarray], ticket: Ticket) -> np.ndarray:
     kinds = {value.dtype for value in ticket.floats.values()}
     if len(kinds) > 1:
         raise BadConfig(
-            f"A ticket's floats are all of one type, and these are {sorted(str(kind) for kind in kinds)}."
+            "A ticket's floats are all of one type, and these are "
+            f"{sorted(str(kind) for kind in kinds)}."
         )
     return np.concatenate(values) if values else np.zeros(0, "<f4")
 
@@ -349,7 +350,7 @@ def _digest(description: Mapping[str, Any], ticket: Ticket) -> str:
     return whole.hexdigest()
 
 
-# -- and back ----------------------------------------------------------------------------------------------------------------
+# -- and back --------------------------------------------------------------------------------------
 
 
 def from_bytes(data: bytes) -> Ticket:
@@ -438,11 +439,13 @@ def _read_description(data: bytes) -> dict[str, Any]:
     version = description.get("version")
     if type(version) is int and version > VERSION:
         raise DamagedTicket(
-            f"This ticket has format version {version}, and this mptify reads up to {VERSION}; a newer mptify will read it."
+            f"This ticket has format version {version}, and this mptify reads up to {VERSION}; a "
+            "newer mptify will read it."
         )
     if type(version) is int and version < VERSION:
         raise DamagedTicket(
-            f"This ticket has format version {version}, from before the first release, and this mptify reads version {VERSION}; "
+            f"This ticket has format version {version}, from before the first release, and this "
+            f"mptify reads version {VERSION}; "
             "search or convert it again."
         )
     if set(description) != _KEYS or type(version) is not int:
@@ -500,7 +503,8 @@ def _read_sections(data: bytes) -> dict[str, _Section]:
     for name, values in found.items():
         if str(values.dtype) not in SECTIONS.get(name, ()) or values.ndim != 1:
             raise DamagedTicket(
-                f"The file holds {name[:60]!r}, which is not part of a ticket, or has the wrong type."
+                f"The file holds {name[:60]!r}, which is not part of a ticket, or has the wrong "
+                "type."
             )
     return {name: _Section(found.get(name, np.zeros(0, np.uint8))) for name in SECTIONS}
 

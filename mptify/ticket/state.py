@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-# -- model -> ticket ---------------------------------------------------------------------------------------------------------
+# -- model -> ticket -------------------------------------------------------------------------------
 
 
 def ticket_of(
@@ -67,7 +67,8 @@ def ticket_of(
     """
     if architecture is not None and not isinstance(architecture, Architecture):
         raise BadConfig(
-            f"architecture={shown(architecture)}: an Architecture is needed; mptify.save takes names."
+            f"architecture={shown(architecture)}: an Architecture is needed; mptify.save takes "
+            "names."
         )
     model = _unwrapped(model)
     config = plan_of(model).config
@@ -104,7 +105,8 @@ def _require_whole(model: nn.Module) -> None:
         more = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
         raise MptifyError(
             f"The model has lost the ticket layer {lost[0]}{more}, so its ticket can't be saved; "
-            "save the ticket model that a packed program was made from, or transform the network after changing its layers."
+            "save the ticket model that a packed program was made from, or transform the network "
+            "after changing its layers."
         )
 
 
@@ -199,7 +201,7 @@ def _constants(model: nn.Module) -> str:
     return whole.hexdigest() if any_of_them else ""
 
 
-# -- ticket -> model ---------------------------------------------------------------------------------------------------------
+# -- ticket -> model -------------------------------------------------------------------------------
 
 
 def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
@@ -267,7 +269,8 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
     dtype = str(_one_type(model)).removeprefix("torch.")
     if ticket.dtype != dtype:
         raise TicketMismatch(
-            f"The ticket's network computes in {ticket.dtype}, this model in {dtype}; model.to(torch.{ticket.dtype}) fits."
+            f"The ticket's network computes in {ticket.dtype}, this model in {dtype}; "
+            f"model.to(torch.{ticket.dtype}) fits."
         )
     for ours, others, what in ((layers, ticket.layers, "layer"), (floats, ticket.floats, "tensor")):
         for name in others:
@@ -283,7 +286,8 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
             want, got = tuple(one.shape), others[name].shape
             if want != got:
                 raise TicketMismatch(
-                    f"{name}: the ticket holds a {what} of shape {got}, but this model's has {want}."
+                    f"{name}: the ticket holds a {what} of shape {got}, but this model's has "
+                    f"{want}."
                 )
     if ticket.constants != _constants(model):
         raise TicketMismatch(
@@ -291,7 +295,7 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
         )
 
 
-# -- files -------------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def save(

@@ -144,6 +144,7 @@ def compare(first: Ticket, second: Ticket) -> list[LayerOverlap]:
     extra = [name for name in second.layers if name not in first.layers]
     if extra:
         raise TicketMismatch(
-            f"{extra[0]}: the first ticket has no such layer; only tickets of one network can be compared."
+            f"{extra[0]}: the first ticket has no such layer; only tickets of one network can be "
+            "compared."
         )
     return found

@@ -152,7 +152,8 @@ class CallbackList:
                 callback.load_state_dict(left.pop(0)[1])
         if left:
             raise MptifyError(
-                f"The search was started with the callback {left[0][0]}, which has state; resume it with the same callbacks."
+                f"The search was started with the callback {left[0][0]}, which has state; resume "
+                "it with the same callbacks."
             )
 
 

@@ -67,7 +67,7 @@ class Images:
         return tuple(self.files[0][0].shape)
 
 
-# -- batches ---------------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def batches_of(count: int, batch: int) -> int:
@@ -203,7 +203,8 @@ class _Seeded(Dataset):
         self.first = self.first or (_name_of(self.files, index), shape)
         if shape != self.first[1]:
             raise BadData(
-                f"is {sizes(shape)}, and {self.first[0]} is {sizes(self.first[1])}; all must have one size."
+                f"is {sizes(shape)}, and {self.first[0]} is {sizes(self.first[1])}; all must have "
+                "one size."
             )
 
 
@@ -276,7 +277,7 @@ def _from_files(
         del batches  # ends its processes, also if an exception keeps this frame alive
 
 
-# -- what the caller gives --------------------------------------------------------------------------------------------------
+# -- what the caller gives -------------------------------------------------------------------------
 
 
 def as_pair(train: Any, val: Any, workers: int = 0) -> tuple[Images, Images]:
@@ -287,7 +288,8 @@ def as_pair(train: Any, val: Any, workers: int = 0) -> tuple[Images, Images]:
     require_classes(pair[0], "train")
     if pair[0].shape() != pair[1].shape():
         raise BadData(
-            f"Training images are {sizes(pair[0].shape())}, those for validation {sizes(pair[1].shape())}."
+            f"Training images are {sizes(pair[0].shape())}, those for validation "
+            f"{sizes(pair[1].shape())}."
         )
     return pair
 
@@ -305,7 +307,8 @@ def as_images(data: Any, what: str, workers: int = 0) -> Images:
         return data
     if isinstance(data, DataLoader):
         raise BadData(
-            f"{what}: pass the data set, not a DataLoader; a search makes its own batches, so that it can resume within an epoch."
+            f"{what}: pass the data set, not a DataLoader; a search makes its own batches, so that "
+            "it can resume within an epoch."
         )
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return checked_pixels(data[0], data[1], what)
@@ -320,7 +323,8 @@ def as_images(data: Any, what: str, workers: int = 0) -> Images:
             else ""
         )
         raise BadData(
-            f"{what}: a pair (images, labels) or a data set with a length and numbers is needed, not a {type(data).__name__}{hint}."
+            f"{what}: a pair (images, labels) or a data set with a length and numbers is needed, "
+            f"not a {type(data).__name__}{hint}."
         )
     if not len(data):
         raise BadData(f"{what}: the data set is empty.")

@@ -92,7 +92,8 @@ def require_agreement(
         layers = sum(1 for other, _ in wrong if other == rank)
         name = list(masks.layers)[index]
         raise Disagreement(
-            f"Process {rank} holds other masks than process 0 in {layers} layers, first in {name}; their scores differ."
+            f"Process {rank} holds other masks than process 0 in {layers} layers, first in {name}; "
+            "their scores differ."
         )
 
 

@@ -106,12 +106,14 @@ def accelerator_for(config: SearchConfig, out: Any) -> Any:
     if processes_asked_for() != 1:
         raise MptifyError(
             "`accelerate launch --cpu` starts one process, however many it is asked for; "
-            "`ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2` starts two, on CPUs."
+            "`ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2` starts two, "
+            "on CPUs."
         )
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if asked not in ("no", config.precision):
         raise MptifyError(
-            f"The launcher asks for {asked}, the search for precision={config.precision!r}; set precision={asked} there too."
+            f"The launcher asks for {asked}, the search for precision={config.precision!r}; set "
+            f"precision={asked} there too."
         )
     _require_trackers(config.trackers)
     AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
@@ -127,7 +129,8 @@ def accelerator_for(config: SearchConfig, out: Any) -> Any:
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes < started:
         raise MptifyError(
-            f"{started} processes were started, and Accelerate connects {accelerator.num_processes} of them: "
+            f"{started} processes were started, and Accelerate connects "
+            f"{accelerator.num_processes} of them: "
             "each would search alone, in the same folder; start one, or use `accelerate launch`."
         )
     accelerator.gradient_accumulation_steps = 1  # this loop accumulates gradients itself
@@ -136,7 +139,8 @@ def accelerator_for(config: SearchConfig, out: Any) -> Any:
     sharded = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
     if accelerator.distributed_type in sharded:
         raise MptifyError(
-            f"{accelerator.distributed_type.value} shards the scores, and a mask is selected from all scores of a layer; "
+            f"{accelerator.distributed_type.value} shards the scores, and a mask is selected from "
+            "all scores of a layer; "
             "a search needs plain data parallelism (`accelerate launch --multi_gpu`)."
         )
     return accelerator

@@ -45,7 +45,8 @@ def logits_of(output: Any) -> Tensor:
             else f"a {type(output).__name__}"
         )
         raise BadData(
-            f"A search needs a classifier, with one row of class scores per image; this network returns {what}."
+            "A search needs a classifier, with one row of class scores per image; this network "
+            f"returns {what}."
         )
     return output
 

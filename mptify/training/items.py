@@ -34,7 +34,8 @@ def checked_labels(labels: Any, count: int, what: str) -> np.ndarray:
     found = as_array(labels, f"{what}: labels")
     if found.ndim == 2 and found.shape[0] == count and found.shape[1] > 1:
         raise BadData(
-            f"{what}: labels are one number per image, and these are {sizes(found.shape)}; if they are one-hot, pass labels.argmax(1)."
+            f"{what}: labels are one number per image, and these are {sizes(found.shape)}; if they "
+            "are one-hot, pass labels.argmax(1)."
         )
     if found.size != count:
         plural = "" if found.size == 1 else "s"

@@ -144,7 +144,8 @@ def _check_arguments(model: Any, config: Any, out: Any, architecture: Any, worke
         hint = f"; `mptify search {model}` takes names" if isinstance(model, str) else ""
         if isinstance(model, type) and issubclass(model, nn.Module):
             raise BadConfig(
-                f"model: a network (torch.nn.Module) is needed, not its class {model.__name__}; write {model.__name__}()."
+                f"model: a network (torch.nn.Module) is needed, not its class {model.__name__}; "
+                f"write {model.__name__}()."
             )
         raise BadConfig(f"model: a network (torch.nn.Module) is needed, not {shown(model)}{hint}.")
     if config is not None and not isinstance(config, (SearchConfig, Mapping)):
@@ -209,7 +210,8 @@ class _Search:
         smallest = len(train) // self.steps
         if smallest < 2 * self.world * config.accumulate:
             raise BadData(
-                f"{smallest} images per step are too few for {self.world} processes and accumulate={config.accumulate}."
+                f"{smallest} images per step are too few for {self.world} processes and "
+                f"accumulate={config.accumulate}."
             )
         self.method: SearchMethod = methods[config.method]()
         self.network = self.method.prepare(model, config).to(self.device)
@@ -243,7 +245,7 @@ class _Search:
         self.forward, self.optimizer = self.accelerator.prepare(whole, optimizer)
         self.resume = resume
 
-    # -- running ----------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def go(self) -> Result:
         try:
@@ -341,7 +343,8 @@ class _Search:
     def _finite(self, loss: float) -> float:
         if not math.isfinite(loss):
             raise MptifyError(
-                f"The loss is no longer finite (epoch {self.state.epoch + 1}, step {self.state.step}); a smaller lr may help."
+                f"The loss is no longer finite (epoch {self.state.epoch + 1}, step "
+                f"{self.state.step}); a smaller lr may help."
             )
         return loss
 
@@ -408,7 +411,7 @@ class _Search:
             decay = min(self.config.ema or 0.0, (1 + done) / (10 + done))  # decays faster at first
             mean.mul_(decay).add_(self.layers[name].scores, alpha=1 - decay)
 
-    # -- end of an epoch -----------------------------------------------------------------------------------------------
+    # -- end of an epoch ---------------------------------------------------------------------------
 
     def _end_epoch(self) -> None:
         total, right, count = self._sum_up(self.sums).tolist()
@@ -529,7 +532,7 @@ class _Search:
                 self.run.ticket(which),
             )
 
-    # -- checkpoints ----------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def _open(self, out: Any, resume: bool) -> Run | None:
         if out is None:
@@ -609,7 +612,8 @@ class _Search:
         for what, now in (("threads", torch.get_num_threads()), ("processes", self.world)):
             if state[what] != now:
                 self.callbacks.warning(
-                    f"{what}: {state[what]} when the run was stopped, {now} now; what it ends in may differ in the last bits."
+                    f"{what}: {state[what]} when the run was stopped, {now} now; what it ends in "
+                    "may differ in the last bits."
                 )
 
     def _require_one_place(self) -> None:
@@ -620,5 +624,6 @@ class _Search:
         for rank, place in enumerate(places):
             if place != places[0]:
                 raise Disagreement(
-                    f"Process {rank} found another checkpoint than process 0: every process must see the same folder of the run."
+                    f"Process {rank} found another checkpoint than process 0: every process must "
+                    "see the same folder of the run."
                 )

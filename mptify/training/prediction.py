@@ -54,7 +54,8 @@ def predict(
     image = example_of(ticket)
     if ticket.architecture is None:
         raise MptifyError(
-            f"{file}: holds a ticket of a model that no registry knows; mptify.load(path, model=...) loads it into yours."
+            f"{file}: holds a ticket of a model that no registry knows; mptify.load(path, "
+            "model=...) loads it into yours."
         )
     if image is None:
         raise MptifyError(f"{file}: this network is not a classifier.")
@@ -147,7 +148,8 @@ def _normalization(seen: Any, channels: int) -> tuple[Any, Any]:
         )
         if not numbers:
             raise DamagedTicket(
-                f"The ticket's notes normalize images by {shown(some)}; {channels} numbers are needed, one per channel."
+                f"The ticket's notes normalize images by {shown(some)}; {channels} numbers are "
+                "needed, one per channel."
             )
     return found
 

@@ -137,7 +137,7 @@ class Run:
         }  # safetensors stores tied tensors separately
         write_whole(self.folder / f"{which}.safetensors", safetensors.torch.save(state))
 
-    # -- metrics ------------------------------------------------------------------------------------------------------
+    # -- metrics -----------------------------------------------------------------------------------
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         write_whole(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -152,7 +152,7 @@ class Run:
     def read_summary(self) -> dict[str, Any]:
         return json.loads((self.folder / "summary.json").read_text())
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def write_checkpoint(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -172,7 +172,8 @@ class Run:
                 return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
         except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise MptifyError(
-                f"{path}: this checkpoint can't be read ({error}); remove it to start the run again."
+                f"{path}: this checkpoint can't be read ({error}); remove it to start the run "
+                "again."
             ) from None
 
 

@@ -104,7 +104,8 @@ def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
         except TicketMismatch as error:
             given = ", ".join(f"{key}={value}" for key, value in architecture.arguments.items())
             raise TicketMismatch(
-                f"{recipe.start} does not fit the network for these images, built with {given}: {error}"
+                f"{recipe.start} does not fit the network for these images, built with {given}: "
+                f"{error}"
             ) from None
     return ticketed
 
@@ -151,7 +152,8 @@ def _require_same_weights(layer: Any, ticket: Ticket) -> None:
     other_signs = stored.signs is not None and (np.signbit(frozen) != stored.signs).any()
     if other_signs or (stored.values is not None and (frozen != stored.values).any()):
         raise TicketMismatch(
-            f"{layer.ticket_name}: the ticket has other weights than this network starts with, and its file holds only the survivors; "
+            f"{layer.ticket_name}: the ticket has other weights than this network starts with, and "
+            "its file holds only the survivors; "
             "a search cannot continue from this ticket."
         )
 
@@ -177,6 +179,7 @@ def classes_of(network: nn.Module, images: Images, device: Any) -> int:
             raise
         except Exception as error:  # any error of torch about a wrong shape
             raise BadData(
-                f"The network can't take images of {sizes(tuple(sample.shape[1:]))}: {first_line(error)}."
+                f"The network can't take images of {sizes(tuple(sample.shape[1:]))}: "
+                f"{first_line(error)}."
             ) from error
     return logits.shape[1]

@@ -38,11 +38,13 @@ def load_data(config: DataConfig, *, only_val: bool = False) -> tuple[Images, Im
     in_files = is_in_files(config.source)
     if in_files and (config.crop or config.flip):
         raise BadData(
-            f"{config.source}: data.crop and data.flip are for images in memory; those from files are cropped and flipped anyway."
+            f"{config.source}: data.crop and data.flip are for images in memory; those from files "
+            "are cropped and flipped anyway."
         )
     if not in_files and config.size is not None:
         raise BadData(
-            f"{config.source}: data.size is for images from files; those in memory are taken as they are."
+            f"{config.source}: data.size is for images from files; those in memory are taken as "
+            "they are."
         )
     train, val = source(
         config, place, ("val",) if only_val and not config.holdout else ("train", "val")
@@ -50,18 +52,21 @@ def load_data(config: DataConfig, *, only_val: bool = False) -> tuple[Images, Im
     train, val = as_images(train, config.source), as_images(val, config.source)
     if not in_files and config.crop >= min(train.shape()[1:]):
         raise BadData(
-            f"data.crop={config.crop}: images of {sizes(train.shape())} can be shifted by fewer pixels than they have."
+            f"data.crop={config.crop}: images of {sizes(train.shape())} can be shifted by fewer "
+            "pixels than they have."
         )
     if config.holdout is not None:
         train, val = _held_out(train, val, config.holdout)
     train, val = _shortened(train, config.train_images), _shortened(val, config.val_images)
     if train.shape() != val.shape():
         raise BadData(
-            f"{config.source}: training images are {sizes(train.shape())}, those for validation {sizes(val.shape())}."
+            f"{config.source}: training images are {sizes(train.shape())}, those for validation "
+            f"{sizes(val.shape())}."
         )
     if train.classes != val.classes:
         raise BadData(
-            f"{config.source}: {train.classes} classes to train with, {val.classes} to validate with."
+            f"{config.source}: {train.classes} classes to train with, {val.classes} to validate "
+            "with."
         )
     if not only_val:
         require_classes(train, config.source)
@@ -180,7 +185,7 @@ def _chosen(images: Images, part: slice) -> Images:
     return replace(images, files=Subset(images.files, order.tolist()))  # type: ignore[arg-type]
 
 
-# -- folders and timm's data sets ------------------------------------------------------------------------------------------
+# -- folders and timm's data sets ------------------------------------------------------------------
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -223,7 +228,8 @@ def image_folder(config: DataConfig, place: str, splits: tuple[str, ...]) -> tup
                 else ""
             )
             raise BadData(
-                f"{place}: has no folder {split!r}; it needs train/<class>/<image> and val/<class>/<image>.{hint}"
+                f"{place}: has no folder {split!r}; it needs train/<class>/<image> and "
+                f"val/<class>/<image>.{hint}"
             )
         try:
             files = Folder(folder, _transforms(config.size or 224)[split])
@@ -263,7 +269,8 @@ def _check_files(paths: list[str]) -> None:
     if broken:
         more = f" and {len(broken) - _MOST_NAMED:,} more" if len(broken) > _MOST_NAMED else ""
         raise BadData(
-            f"{len(broken):,} of {len(looked):,} images can't be read: {', '.join(broken[:_MOST_NAMED])}{more}."
+            f"{len(broken):,} of {len(looked):,} images can't be read: "
+            f"{', '.join(broken[:_MOST_NAMED])}{more}."
         )
 
 
@@ -283,7 +290,8 @@ def timm_dataset(config: DataConfig, place: str, splits: tuple[str, ...]) -> tup
     if name not in _TIMM_FOLDERS and "/" not in name:  # timm would take any other name for a folder
         hint = f"{config.source.partition(':')[0]}:folder:{root or 'FOLDER'}"
         raise BadData(
-            f"{config.source}: {name!r} is not a data set of timm; write {hint}, or such as timm:torch/cifar10:FOLDER."
+            f"{config.source}: {name!r} is not a data set of timm; write {hint}, or such as "
+            "timm:torch/cifar10:FOLDER."
         )
     found = []
     for split in splits:
@@ -331,7 +339,8 @@ def _classes_of(found: list[Any], config: DataConfig) -> int:
     readers: list[Any] = [getattr(files, "reader", files) for files in found]
     if not all(hasattr(reader, "samples") for reader in readers):
         raise BadData(
-            f"{config.source}: does not say how many classes it has; imagefolder:FOLDER reads a folder of images."
+            f"{config.source}: does not say how many classes it has; imagefolder:FOLDER reads a "
+            "folder of images."
         )
     return 1 + max(label for reader in readers for _, label in reader.samples)
 

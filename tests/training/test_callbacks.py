@@ -94,5 +94,5 @@ def test_a_callback_can_change_the_model_and_is_resumed_exactly(tmp_path):
 
 def test_a_search_is_not_resumed_without_the_callback_that_keeps_state(tmp_path):
     search(out=tmp_path / "run", callbacks=[Flip(), Stop()])
-    with pytest.raises(MptifyError, match="begun with the callback Flip, which keeps state"):
+    with pytest.raises(MptifyError, match="started with the callback Flip, which has state"):
         search(out=tmp_path / "run", resume=True)

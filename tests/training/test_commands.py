@@ -64,7 +64,7 @@ def test_a_second_run_takes_a_new_folder_and_a_named_one_is_left_alone(here):
     assert {path.name for path in (here / "runs").iterdir()} == {"conv2-digits", "conv2-digits-2"}
     result = run("search", *QUICK, "--out", "runs/conv2-digits")
     assert isinstance(result.exception, MptifyError)
-    assert "holds a finished run already" in str(result.exception)
+    assert "already holds a finished run" in str(result.exception)
 
 
 def test_a_search_goes_on_from_a_ticket(here):
@@ -112,7 +112,7 @@ def test_a_ticket_of_other_weights_is_not_gone_on_from(here):
     built = {"in_chans": 1, "input_size": 8}
     torch.manual_seed(5)  # the search builds its network from the ticket's seed
     mptify.save(mptify.transform(conv2(**built), init="keep"), "kept.ticket", "mptify:conv2", arguments=built)
-    assert "was cut from other weights" in str(run("search", "kept.ticket", "--data", "digits", *QUICK).exception)
+    assert "has other weights than this network starts with" in str(run("search", "kept.ticket", "--data", "digits", *QUICK).exception)
 
 
 def test_what_the_network_saw_is_in_the_ticket(here):
@@ -219,10 +219,10 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
         (["search", "--data", "digits"], "model is missing: which network?"),
         (["search", "resnet18"], "data is missing: which images?"),
         (["search", "--data", "imagefolder", "resnet18"], "which folder? Write imagefolder:FOLDER"),
-        (["search", "--out", "."], "is not empty, and a run needs a folder of its own"),
+        (["search", "--out", "."], "is not empty, and a run needs an empty folder"),
         (["search", "resnet18", "--data", "imagefolder:nowhere"], "there is no folder 'nowhere'"),
         (["search", "resnet18", "--data", "digits", "--set", "ticket.exclude=layer9*"], "matches no layer of this model"),
-        (["search", "--resume"], "runs holds no run that was stopped before its end"),
+        (["search", "--resume"], "runs holds no unfinished run"),
         (["search", "--resume", "--set", "lr=1"], "--resume takes everything but --out and --threads from the folder"),
         (["search", "--resume", "--out", "nowhere"], "nowhere holds no run to resume"),
         (["search", "--set", "trackers=nothing"], "trackers='nothing': Accelerate knows "),
@@ -282,7 +282,7 @@ def test_a_folder_that_is_taken_is_told_before_anything_else(here, monkeypatch):
     works("search", *QUICK, "--out", "run")
     monkeypatch.setattr(sources, "load_data", None)
     again = run("search", *QUICK, "--out", "run")
-    assert "run holds a finished run already" in str(again.exception)
+    assert "run already holds a finished run" in str(again.exception)
     assert not again.output
 
 

@@ -319,13 +319,13 @@ def test_images_are_not_shifted_out_of_sight():
 
 def test_files_that_are_no_arrays_are_told_so(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK nothing")
-    with pytest.raises(BadData, match=r"this is no \.npz file"):
+    with pytest.raises(BadData, match=r"this is not an \.npz file"):
         load_data(config(source=f"arrays:{tmp_path / 'a.npz'}"))
     np.save(tmp_path / "a.npy", np.zeros(3))
     np.savez(tmp_path / "b.npz", x_train=np.zeros(3))
     (tmp_path / "c.npz").write_bytes((tmp_path / "b.npz").read_bytes()[:60])
     for name in ("a.npy", "c.npz"):
-        with pytest.raises(BadData, match=r"this is no \.npz file"):
+        with pytest.raises(BadData, match=r"this is not an \.npz file"):
             load_data(config(source=f"arrays:{tmp_path / name}"))
     with pytest.raises(BadData, match="has no y_train"):
         load_data(config(source=f"arrays:{tmp_path / 'b.npz'}"))
@@ -478,7 +478,7 @@ ONE_HOT = np.eye(3)[[0, 1, 2, 1]]
         (["cat", None, "cat", "dog"], "labels are whole numbers from 0, and the first is 'cat'"),
         (None, "labels are whole numbers from 0, one per image, and these are None"),
         (3, "4 images and 1 label"),
-        ([[0, 1], [0]], "can't be made an array"),
+        ([[0, 1], [0]], "can't be converted to an array"),
     ],
 )
 def test_labels_that_are_none_are_told_in_one_sentence(labels, words):

@@ -295,7 +295,7 @@ def test_a_compiled_search_finds_what_an_eager_one_does(digits):
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), "can't take images of 1×8×8"),
         (
             nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 7)),
-            "The data has 10 classes, and the network tells only 7",
+            "The data has 10 classes, but the network has only 7",
         ),
         (nn.Sequential(nn.Conv2d(1, 10, 3), nn.ReLU(), nn.Conv2d(10, 10, 3)), "one row of class scores per image"),
     ],
@@ -335,7 +335,7 @@ def test_too_few_images_for_a_step_are_told(digits):
 
 
 def test_a_loss_that_is_no_number_ends_the_search(digits):
-    with pytest.raises(MptifyError, match="not a number any more"):
+    with pytest.raises(MptifyError, match="no longer finite"):
         search(digits, method="dense", lr=1e30, momentum=0.99, epochs=3, ticket={"bn": "keep"})
 
 
@@ -411,7 +411,7 @@ def test_a_run_leaves_recipe_metrics_curves_and_tickets(digits, tmp_path):
 def test_a_second_search_in_the_folder_refuses_politely(digits, tmp_path):
     search(digits, out=tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(RunExists, match="holds a finished run already; choose another folder"):
+    with pytest.raises(RunExists, match="already holds a finished run; choose another folder"):
         search(digits, out=tmp_path / "run")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
@@ -419,7 +419,7 @@ def test_a_second_search_in_the_folder_refuses_politely(digits, tmp_path):
 def test_nothing_to_resume_is_told(digits, tmp_path):
     with pytest.raises(MptifyError, match="holds no run to resume"):
         search(digits, out=tmp_path, resume=True)
-    with pytest.raises(MptifyError, match="without the folder"):
+    with pytest.raises(MptifyError, match="needs the folder"):
         search(digits, resume=True)
 
 
@@ -434,9 +434,9 @@ def test_a_damaged_checkpoint_is_told(digits, tmp_path):
 def test_a_run_is_resumed_with_what_it_was_begun_with(digits, tmp_path):
     stopped(digits, tmp_path / "run", 3)
     for changed, name in (({"ticket": {"seed": 5}}, "ticket"), ({"lr": 0.3}, "lr"), ({"ema": 0.9}, "ema")):
-        with pytest.raises(MptifyError, match=f"was begun with another {name}"):
+        with pytest.raises(MptifyError, match=f"was started with another {name}"):
             search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True, **changed)
-    with pytest.raises(MptifyError, match="of another network"):
+    with pytest.raises(MptifyError, match="belongs to another network"):
         search(digits, nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), out=tmp_path / "run", resume=True)
 
 
@@ -528,11 +528,11 @@ def test_a_run_is_not_resumed_on_other_weights(digits, tmp_path):
     """With `init: keep`, seed and names don't say the weights; of dense training, only names and shapes are fixed."""
     keep = {"ticket": {"init": "keep"}}
     stopped(digits, tmp_path / "run", 3, **keep)
-    with pytest.raises(MptifyError, match="of another network"):
+    with pytest.raises(MptifyError, match="belongs to another network"):
         search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True, **keep)
     dense = {"method": "dense", "lr": 0.05}
     stopped(digits, tmp_path / "dense", 3, **dense)
-    with pytest.raises(MptifyError, match="of another network"):
+    with pytest.raises(MptifyError, match="belongs to another network"):
         search(digits, nn.Sequential(Net(), nn.Identity()), out=tmp_path / "dense", resume=True, **dense)
 
 

@@ -166,5 +166,5 @@ def test_the_settings_of_a_ticket_are_found_by_other_names_too():
 
 
 def test_the_names_of_settings_are_words():
-    with pytest.raises(BadConfig, match="Settings have names, and 3 is none"):
+    with pytest.raises(BadConfig, match="The names of settings are strings, and 3 is not"):
         make_recipe({3: 4})

@@ -31,7 +31,8 @@ class Dense(SearchMethod):
     def prepare(self, model: nn.Module, config: SearchConfig) -> nn.Module:
         if any(isinstance(layer, Ticketed) for layer in model.modules()):
             raise MptifyError(
-                "method='dense' trains weights, and this is a ticket model, whose weights are frozen."
+                "method='dense' trains weights, and this is a ticket model, whose weights are "
+                "frozen."
             )
         if config.ticket.bn == "insert":
             return with_norms(model)
