@@ -15,8 +15,8 @@ from mptify.models.resnet import resnet18_cifar, resnet20_cifar, resnet56_cifar,
 from mptify.models.vgg import vgg_small
 
 __all__ = [
-    "BUILDERS", "TIMM_PREFIX", "build", "conv2", "conv4", "conv6", "conv8", "is_known", "resnet18_cifar", "resnet20_cifar",
-    "resnet56_cifar", "vgg_small", "wide_resnet34_2",
+    "BUILDERS", "TIMM_PREFIX", "build", "conv2", "conv4", "conv6", "conv8", "is_known",
+    "resnet18_cifar", "resnet20_cifar", "resnet56_cifar", "vgg_small", "wide_resnet34_2",
 ]  # fmt: skip
 
 TIMM_PREFIX = "mptify_"  # the names of our networks in timm, see `mptify.models.in_timm`
@@ -36,7 +36,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for b
 
 
 def is_known(name: str) -> bool:
-    """Whether `build` knows a name: a builder's, or one with a suffix such as `_x1.25` for its width."""
+    """Whether `build` knows a name, which may end in a width such as `_x1.25`."""
     base, width = _parts(name)
     return base in BUILDERS and (
         width is None or (_has_width(base) and math.isfinite(width) and 0.01 <= width <= 64)

@@ -8,7 +8,7 @@ __all__ = ["ConvN", "conv2", "conv4", "conv6", "conv8"]
 
 
 class ConvN(nn.Module):
-    """Pairs of 3×3 convs with 64, 128, 256, 512 channels and a max-pool; then three linear layers."""
+    """Pairs of 3×3 convs with 64 to 512 channels and a max-pool, then three linear layers."""
 
     def __init__(
         self,

@@ -19,7 +19,8 @@ __all__ = ["InitMode"]
 _LARGE = 1 << 16  # the number of weights from which drawing them takes noticeable time
 _DRAWS = {
     "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson",
-    "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_",
+    "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_",
+    "geometric_",
 }  # fmt: skip
 _DRAWS_LIKE = {"rand_like": torch.rand, "randn_like": torch.randn}
 _VIEWS = {
@@ -37,10 +38,12 @@ _VIEWS = {
     "__getitem__",
 }
 _LOOKS = {
-    "shape", "size", "dim", "ndim", "numel", "dtype", "device", "layout", "stride", "requires_grad", "requires_grad_", "grad", "grad_fn",
-    "is_leaf", "is_meta", "is_cuda", "is_sparse", "is_floating_point", "is_complex", "is_contiguous", "element_size", "storage_offset",
-    "__len__", "__hash__", "__repr__", "new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like", "ones_like",
-    "full_like", "_base", "_version", "nelement", "__deepcopy__", "type", "is_quantized", "is_nested", "names", "register_hook", "data_ptr",
+    "shape", "size", "dim", "ndim", "numel", "dtype", "device", "layout", "stride", "requires_grad",
+    "requires_grad_", "grad", "grad_fn", "is_leaf", "is_meta", "is_cuda", "is_sparse",
+    "is_floating_point", "is_complex", "is_contiguous", "element_size", "storage_offset", "__len__",
+    "__hash__", "__repr__", "new_empty", "new_zeros", "new_ones", "new_full", "empty_like",
+    "zeros_like", "ones_like", "full_like", "_base", "_version", "nelement", "__deepcopy__", "type",
+    "is_quantized", "is_nested", "names", "register_hook", "data_ptr",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""ResNet-18, ResNet-20 and ResNet-56 for 32×32 images, and the paper's WideResNet-34 for ImageNet."""
+"""ResNet-18, ResNet-20 and ResNet-56 for 32×32 images, and the paper's WideResNet-34."""
 
 from __future__ import annotations
 

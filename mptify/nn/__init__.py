@@ -1,1 +1,1 @@
-"""What a ticket model is made of: layers, quantizers, norms, frozen weights and the selection of survivors."""
+"""What a ticket model is made of: layers, quantizers, norms, and frozen weights."""

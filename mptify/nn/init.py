@@ -9,18 +9,7 @@ They become numbers by integer arithmetic, table look-ups and single IEEE operat
 | --- | --- | --- |
 | `signs` | 64 signs | bit 1 is -1, bit 0 is +1 |
 | `magnitudes` | 4 indices of 16 bits | the half-normal quantile at (index + ½) / 65536 (float32) |
-| `scores` | 2 numbers of 32 bits, of which the high 24 count | uniform on (-bound, bound), never 0 |
- (seed, layer name, shape, scheme) -> signs and magnitudes, the same on every machine.
-
-A Philox counter generator is keyed by SHA-256 of seed, layer name and purpose, and only its raw 64-bit words are used:
-NumPy promises those to be stable, and promises nothing for its distributions. What turns words into numbers below uses
-integers, table look-ups and single IEEE operations (`+ - * / sqrt`), which every platform rounds alike.
-
-| purpose | from each 64-bit word, lowest bits first | value |
-| --- | --- | --- |
-| `signs` | 64 signs | bit 1 is -1, bit 0 is +1 |
-| `magnitudes` | 4 indices of 16 bits | the half-normal quantile at (index + ½) / 65536, as float32 |
-| `scores` | 2 numbers of 32 bits, of which the high 24 count | uniform on (-bound, bound), never 0 |
+| `scores` | 2 numbers of 32 bits, of which 24 are used | uniform on (-bound, bound), not 0 |
 """
 
 from __future__ import annotations
@@ -106,7 +95,7 @@ def score_levels(seed: int, layer: str, count: int) -> Iterator[np.ndarray]:
 
 
 def standard_deviation(fan_in: int, prune: float, gain: float = KAIMING_GAIN) -> float:
-    """`gain / sqrt(fan_in * (1 - prune))`: with the fan-in that survives, pruning keeps the variance."""
+    """`gain / sqrt(fan_in * (1 - prune))`, so that pruning keeps the variance."""
     return gain / math.sqrt(max(fan_in * (1 - prune), 1.0))
 
 
@@ -211,15 +200,63 @@ def _polynomial(x: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
     return total
 
 
-_NEAR_TOP = (3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
-             4.5921953931549871457e4, 6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3)  # fmt: skip
-_NEAR_BOTTOM = (1.0, 4.2313330701600911252e1, 6.8718700749205790830e2, 5.3941960214247511077e3,
-                2.1213794301586595867e4, 3.9307895800092710610e4, 2.8729085735721942674e4, 5.2264952788528545610e3)  # fmt: skip
-_TAIL_TOP = (1.42343711074968357734e0, 4.63033784615654529590e0, 5.76949722146069140550e0, 3.64784832476320460504e0,
-             1.27045825245236838258e0, 2.41780725177450611770e-1, 2.27238449892691845833e-2, 7.74545014278341407640e-4)  # fmt: skip
-_TAIL_BOTTOM = (1.0, 2.05319162663775882187e0, 1.67638483018380384940e0, 6.89767334985100004550e-1,
-                1.48103976427480074590e-1, 1.51986665636164571966e-2, 5.47593808499534494600e-4, 1.05075007164441684324e-9)  # fmt: skip
-_FAR_TOP = (6.65790464350110377720e0, 5.46378491116411436990e0, 1.78482653991729133580e0, 2.96560571828504891230e-1,
-            2.65321895265761230930e-2, 1.24266094738807843860e-3, 2.71155556874348757815e-5, 2.01033439929228813265e-7)  # fmt: skip
-_FAR_BOTTOM = (1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2,
-               7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15)  # fmt: skip
+_NEAR_TOP = (
+    3.3871328727963666080e0,
+    1.3314166789178437745e2,
+    1.9715909503065514427e3,
+    1.3731693765509461125e4,
+    4.5921953931549871457e4,
+    6.7265770927008700853e4,
+    3.3430575583588128105e4,
+    2.5090809287301226727e3,
+)
+_NEAR_BOTTOM = (
+    1.0,
+    4.2313330701600911252e1,
+    6.8718700749205790830e2,
+    5.3941960214247511077e3,
+    2.1213794301586595867e4,
+    3.9307895800092710610e4,
+    2.8729085735721942674e4,
+    5.2264952788528545610e3,
+)
+_TAIL_TOP = (
+    1.42343711074968357734e0,
+    4.63033784615654529590e0,
+    5.76949722146069140550e0,
+    3.64784832476320460504e0,
+    1.27045825245236838258e0,
+    2.41780725177450611770e-1,
+    2.27238449892691845833e-2,
+    7.74545014278341407640e-4,
+)
+_TAIL_BOTTOM = (
+    1.0,
+    2.05319162663775882187e0,
+    1.67638483018380384940e0,
+    6.89767334985100004550e-1,
+    1.48103976427480074590e-1,
+    1.51986665636164571966e-2,
+    5.47593808499534494600e-4,
+    1.05075007164441684324e-9,
+)
+_FAR_TOP = (
+    6.65790464350110377720e0,
+    5.46378491116411436990e0,
+    1.78482653991729133580e0,
+    2.96560571828504891230e-1,
+    2.65321895265761230930e-2,
+    1.24266094738807843860e-3,
+    2.71155556874348757815e-5,
+    2.01033439929228813265e-7,
+)
+_FAR_BOTTOM = (
+    1.0,
+    5.99832206555887937690e-1,
+    1.36929880922735805310e-1,
+    1.48753612908506148525e-2,
+    7.86869131145613259100e-4,
+    1.84631831751005468180e-5,
+    1.42151175831644588870e-7,
+    2.04426310338993978564e-15,
+)

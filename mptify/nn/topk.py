@@ -220,7 +220,7 @@ _of_thread = threading.local()
 
 
 def _scratch(count: int) -> Tensor:
-    """A buffer of `count` float32 numbers, reused: touching fresh pages costs more than the math."""
+    """A reused buffer of `count` float32 numbers, since touching fresh pages is slow."""
     buffer = getattr(_of_thread, "buffer", None)
     if buffer is None or buffer.numel() < count:
         with torch.inference_mode(False):
@@ -241,7 +241,7 @@ def gain(weight: Tensor, mask: Tensor) -> Tensor:
 
 
 def _gain_of_survivors(weight: Tensor, survivors: Tensor, kept: int) -> Tensor:
-    r"""The gain from $M \odot B$: since $B \odot W = |W|$, it is the mean of $M \odot B \odot W$."""
+    r"""The gain from $M \odot B$: since $B \odot W = |W|$, the mean of $M \odot B \odot W$."""
     product = _product(survivors, weight.detach())
     # In float64, the mean of equal values is exactly that value; loaded tickets rely on it.
     dtype = torch.float32 if product.device.type == "mps" else torch.float64
@@ -311,7 +311,7 @@ def ticket_weight(
     score_grad: str = "biprop",
     scaled: bool = True,
 ) -> Tensor:
-    r"""The weight a ticket layer computes with: $\alpha\,M \odot B$ (1-bit) or $M \odot W$ (32-bit).
+    r"""The effective weight: $\alpha\,M \odot B$ (1-bit) or $M \odot W$ (32-bit).
 
     Backward goes straight through the mask to the scores, and nowhere else:
     $\partial L/\partial S = \partial L/\partial W_{\mathrm{eff}} \odot B \odot \mathrm{scale}

@@ -42,25 +42,25 @@ def transform(
     input_size: int | None = None,
     **settings: Any,
 ) -> nn.Module:
-    """Make the ticket model of a network: a new module. The one passed in stays as it is, train/eval modes included.
+    """Convert a network into a ticket model, a new module. The network itself does not change.
 
     Args:
         model: A network, or the name of one: `"resnet18"`, `"timm:vit_tiny_patch16_224"`,
             `"mptify:conv4"`. A name, or that of a timm model, is remembered, so that `mptify.save`
             and `mptify.load` need no more.
-        num_classes: Classes of a named network; likewise its `in_chans` and `input_size`.
-        in_chans: Channels of its images.
-        input_size: Pixels of its square images.
-        **settings: The fields of [`TicketConfig`][mptify.TicketConfig]: `bits="1/32"`, `prune=0.8`, ...
+        num_classes: The number of classes of a named network.
+        in_chans: The number of channels of its images.
+        input_size: The size of its square images, in pixels.
+        **settings: Fields of [`TicketConfig`][mptify.TicketConfig]: `bits="1/32"`, `prune=0.8`.
 
     Returns:
         The ticket model.
 
     Raises:
-        BadConfig: A setting means nothing.
-        UnknownModel: No registry knows the name.
-        NothingToConvert: The network has no weight that a ticket could cover.
-        LeftDense: With `strict=True`, a weight could not be converted.
+        BadConfig: A setting is invalid.
+        UnknownModel: There is no model of this name.
+        NothingToConvert: The network has no weight to convert.
+        LeftDense: With `strict=True`, a weight cannot be converted.
 
     Example:
         ticketed = mptify.transform("resnet18", bits="1/1", prune=0.75)
@@ -81,7 +81,22 @@ def transform(
 
 
 def plan(model: nn.Module | str, **settings: Any) -> Plan:
-    """Look before cutting: what [`transform`][mptify.transform] would do with the same arguments, as plain data."""
+    """Plan a surgery: what [`transform`][mptify.transform] would do, as plain data.
+
+    Args:
+        model: A network, or the name of one.
+        **settings: Fields of [`TicketConfig`][mptify.TicketConfig].
+
+    Returns:
+        The plan, which lists converted layers and, with reasons, what stays dense.
+
+    Raises:
+        BadConfig: A setting is invalid.
+
+    Example:
+        for left in mptify.plan("vgg11_bn", bits="1/1", dense="first").left_dense:
+            print(left.name, left.reason)
+    """
     config = _checked(settings)
     return make_plan(trace(_network(model, {}, config)[0]), config)
 
@@ -96,7 +111,7 @@ def _checked(settings: dict[str, Any]) -> TicketConfig:
 def _network(
     model: nn.Module | str, sizes: dict[str, int], config: TicketConfig
 ) -> tuple[nn.Module, Architecture | None]:
-    """The network of a name, with weights drawn from the config's seed; or the network that was given."""
+    """The network of a name, drawn from the config's seed, or the given network."""
     if isinstance(model, str):
         entry = registry.resolve(model)
         with InitMode("drawn", config.seed):
@@ -109,7 +124,7 @@ def _network(
 
 
 def with_norms(model: nn.Module) -> nn.Module:
-    """The dense network with a BatchNorm before each activation that lacks one: what `bn="insert"` is to be compared with."""
+    """The dense network with a BatchNorm before each activation that lacks one."""
     config = make_config(
         {
             "bits": "32/32",
@@ -126,7 +141,10 @@ def with_norms(model: nn.Module) -> nn.Module:
 
 
 def ticket_layers(model: nn.Module) -> dict[str, Any]:
-    """The ticket layers of a model by name; each offers `scores`, `mask`, `gain`, `sign` and `ticket_weight()`."""
+    """The ticket layers of a model, by name.
+
+    Each has `scores`, `mask`, `gain`, `sign` and `ticket_weight()`.
+    """
     return {
         name.removesuffix("_ticket") if isinstance(module, TicketParameter) else name: module
         for name, module in model.named_modules()

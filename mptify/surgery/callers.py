@@ -123,7 +123,7 @@ def _optional_argument_given(code: list[FunctionType], child: nn.Module) -> str:
 
 
 def _calls_of_parts(function: FunctionType) -> Iterator[ast.Call]:
-    """Calls of attributes of `self` and of local names: `self.part(x)`, `self.parts[0](x)`, `part(x)`."""
+    """Calls of attributes of `self` and of local names: `self.part(x)`, `part(x)`."""
     tree = _tree_of(function)
     stored = {
         node.id

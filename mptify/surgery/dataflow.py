@@ -60,21 +60,23 @@ _SAME = {
     "dropout0",
 }
 _SHAPING = {
-    "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand",
-    "expand_as", "repeat", "repeat_interleave", "roll", "flip", "movedim", "moveaxis", "chunk", "split", "unbind", "tensor_split",
-    "getitem", "narrow", "select", "index_select", "gather", "t", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-    "rearrange", "window_partition", "window_reverse", "tile", "rot90", "blockify", "deblockify", "window_partition_nchw",
-    "window_reverse_nchw", "grid_partition", "grid_reverse", "grid_partition_nchw", "grid_reverse_nchw",
+    "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims",
+    "squeeze", "unsqueeze", "expand", "expand_as", "repeat", "repeat_interleave", "roll", "flip",
+    "movedim", "moveaxis", "chunk", "split", "unbind", "tensor_split", "getitem", "narrow",
+    "select", "index_select", "gather", "t", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    "rearrange", "window_partition", "window_reverse", "tile", "rot90", "blockify", "deblockify",
+    "window_partition_nchw", "window_reverse_nchw", "grid_partition", "grid_reverse",
+    "grid_partition_nchw", "grid_reverse_nchw",
 }  # fmt: skip
 _ADDS = {"add", "iadd", "add_", "radd", "sub", "isub", "sub_", "rsub"}
 _POOLS = {"max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"}
 _GLOBAL_POOLS = {
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "mean", "amax", "global_pool_nlc",
-    "global_pool",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d",
+    "mean", "amax", "global_pool_nlc", "global_pool",
 }  # fmt: skip
 _ELEMENTWISE = {
-    "mul", "imul", "mul_", "div", "truediv", "sigmoid", "hardsigmoid", "softmax", "exp", "neg", "pow", "abs", "sqrt", "dropout",
-    "clamp", "rsqrt", "softplus",
+    "mul", "imul", "mul_", "div", "truediv", "sigmoid", "hardsigmoid", "softmax", "exp", "neg",
+    "pow", "abs", "sqrt", "dropout", "clamp", "rsqrt", "softplus",
 }  # fmt: skip
 
 

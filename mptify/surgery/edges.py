@@ -149,7 +149,7 @@ class _GraphEditor:
             node.replace_all_uses_with(value)
 
     def _make_out_of_place(self) -> None:
-        """Make in-place operations out of place: they would change what Sign has saved for backward."""
+        """Make in-place operations out of place: they would change what Sign has saved."""
         swaps = {
             operator.iadd: operator.add,
             operator.imul: operator.mul,
@@ -236,7 +236,7 @@ class _GraphEditor:
         return Sign(self.config.sign_width, self.config.quantizer)
 
     def _call(self, path: str, key: Any, module: nn.Module, value: fx.Node) -> fx.Node:
-        """Call an inserted module: the other mode's at the same site if there is one, else `module`."""
+        """Call an inserted module: that of the other mode at the same site, else `module`."""
         if key not in self.inserted:
             parent_path, _, name = path.replace("#", "_").rpartition(".")
             parent = self.root.get_submodule(parent_path)

@@ -114,7 +114,7 @@ class TicketGraph(fx.GraphModule):
         return graphs.get(mode, graphs.get(False))
 
     def output_layers(self) -> set[str]:
-        """The ticket layers whose outputs reach the network's output without another ticket layer."""
+        """The ticket layers that no other ticket layer separates from the network's output."""
         found, seen = set(), set()
         waiting = [
             node for graph in self._graphs.values() for node in graph.nodes if node.op == "output"

@@ -47,8 +47,9 @@ __all__ = [
 ]
 
 _TRANSPARENT_MODULES = (
-    nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.Flatten, nn.Upsample, nn.PixelShuffle,
+    nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd, nn.Flatten, nn.Upsample, nn.PixelShuffle,
     nn.ChannelShuffle,
 )  # fmt: skip
 
@@ -85,7 +86,7 @@ def _is_batchnorm(module: Any) -> bool:
 
 
 def _normalised(node: fx.Node, root: nn.Module) -> bool:
-    """Whether `node` is a sum, pool or reshape of BatchNorms and signs, with at least one BatchNorm."""
+    """Whether `node` combines BatchNorms and signs only, with at least one BatchNorm."""
     ends = _ends_above(node, root)
     return "other" not in ends and "batchnorm" in ends
 
@@ -127,12 +128,14 @@ def _of_shape(node: fx.Node) -> bool:
 
 
 _KEEPING = {
-    "add", "iadd", "sub", "cat", "concat", "stack", "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze",
-    "unsqueeze", "expand", "contiguous", "clone", "chunk", "split", "unbind", "getitem", "roll", "mean", "dropout", "pad",
-    "interpolate", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d",
-    "adaptive_avg_pool1d", "adaptive_avg_pool3d", "repeat", "flip", "select", "to", "tensor_split", "narrow", "window_partition",
-    "window_reverse", "amax", "adaptive_max_pool2d", "unfold", "movedim", "channel_shuffle", "index_select", "t", "pixel_shuffle",
-    "pixel_unshuffle", "repeat_interleave", "swapaxes", "expand_as", "type_as", "float",
+    "add", "iadd", "sub", "cat", "concat", "stack", "view", "reshape", "flatten", "unflatten",
+    "permute", "transpose", "squeeze", "unsqueeze", "expand", "contiguous", "clone", "chunk",
+    "split", "unbind", "getitem", "roll", "mean", "dropout", "pad", "interpolate", "max_pool1d",
+    "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d",
+    "adaptive_avg_pool1d", "adaptive_avg_pool3d", "repeat", "flip", "select", "to", "tensor_split",
+    "narrow", "window_partition", "window_reverse", "amax", "adaptive_max_pool2d", "unfold",
+    "movedim", "channel_shuffle", "index_select", "t", "pixel_shuffle", "pixel_unshuffle",
+    "repeat_interleave", "swapaxes", "expand_as", "type_as", "float",
 }  # fmt: skip
 
 
@@ -142,7 +145,7 @@ def _name(node: fx.Node) -> str:
 
 @contextmanager
 def watch_inputs(model: nn.Module, report: Callable[[Any, bool], None]) -> Iterator[None]:
-    """Call `report(layer, binary)` for each conv or linear operation that runs with a ticket's weight.
+    """Call `report(layer, binary)` for each operation that runs with a ticket's weight.
 
     The operation itself is watched, so that none is missed. Zeros are accepted where the layer
     quantized its input and padded it before the operation, as timm's Conv2dSame does. A weight that
@@ -246,7 +249,7 @@ def wrongly_trainable(model: nn.Module) -> list[str]:
 
 
 def bad_gradients(model: nn.Module) -> dict[str, str]:
-    """I4, second half: layers whose scores have no gradient, a zero one, or one that isn't finite."""
+    """I4, second half: layers whose scores have a zero, infinite or missing gradient."""
     bad = {}
     for name, module in model.named_modules():
         if isinstance(module, Ticketed):

@@ -126,7 +126,7 @@ class IsolatedTracer(fx.Tracer):
         return copied
 
     def create_arg(self, a: Any) -> Any:
-        """As fx does, but keep the class of dictionaries that are dataclasses (Hugging Face outputs)."""
+        """As fx does, but keep the class of dataclass dictionaries (Hugging Face outputs)."""
         if isinstance(a, dict) and dataclasses.is_dataclass(a):
             values = {
                 field.name: self.create_arg(getattr(a, field.name))
@@ -416,7 +416,7 @@ def _leaf_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NoDraws(TorchDispatchMode):
-    """Refuse torch operations that draw random numbers. A mode belongs to the thread that enters it."""
+    """Refuse torch operations that draw random numbers, in this thread only."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None

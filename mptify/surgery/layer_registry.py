@@ -263,8 +263,9 @@ def _plain_name(layer: nn.Module) -> str:
 # -- activations -----------------------------------------------------------------------------------
 
 _ACTIVATIONS = {
-    "relu", "relu6", "leakyrelu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "gelutanh", "quickgelu", "silu", "swish",
-    "hardswish", "mish", "hardmish", "tanh", "hardtanh", "starrelu", "squaredrelu", "softsign", "tanhshrink", "newgelu",
+    "relu", "relu6", "leakyrelu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "gelutanh",
+    "quickgelu", "silu", "swish", "hardswish", "mish", "hardmish", "tanh", "hardtanh", "starrelu",
+    "squaredrelu", "softsign", "tanhshrink", "newgelu",
 }  # fmt: skip
 
 
@@ -288,7 +289,7 @@ def _squeezed(name: str) -> str:
 
 
 def fused_activation(module: nn.Module) -> list[nn.Module] | None:
-    """The modules that a norm of timm's norm_act family runs after the norm, if one is an activation."""
+    """The modules that a norm of timm's norm_act family runs after it, if any activates."""
     if type(module).__module__ != "timm.layers.norm_act":
         return None
     act = getattr(module, "act", None)

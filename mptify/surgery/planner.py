@@ -60,7 +60,7 @@ def make_plan(traced: Traced, config: TicketConfig, *, needs_layers: bool = True
 
 @dataclass
 class _Read:
-    """One use of a layer's weight in a graph: the node that uses it, and the value it multiplies."""
+    """One use of a layer's weight in a graph: the node, and the value it multiplies."""
 
     node: fx.Node
     layer: str
@@ -215,7 +215,7 @@ class _Planner:
         return reasons
 
     def _shared_elsewhere(self) -> dict[str, Obstacle]:
-        """Weights shared with modules that are no layers, such as an embedding, which reads rows."""
+        """Weights shared with modules that are not layers, such as embeddings."""
         slots = {
             (weight.owner if weight.functional else name, weight.attribute)
             for name, weight in self.found.items()
@@ -235,7 +235,7 @@ class _Planner:
         return {name: Obstacle(Reason.SHARED, other) for name, other in found if other is not None}
 
     def _used_otherwise(self) -> dict[str, Obstacle]:
-        """Layers whose weight or bias a graph uses in a way that a ticket layer does not support."""
+        """Layers whose weight or bias a graph uses as a ticket layer does not support."""
         odd: dict[str, Obstacle] = {}
         gone = self.signs or self.config.bias == "drop"  # whether `layer.bias` will be None
         for region in self.traced.regions:

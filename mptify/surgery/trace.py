@@ -33,9 +33,10 @@ __all__ = ["Region", "Traced", "is_opaque", "join", "trace"]
 _MAX_TRIES = 25
 
 _PRIMITIVES = (
-    nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.dropout._DropoutNd,
-    nn.Embedding, torch.jit.ScriptModule, isolated.ScriptStandIn,
+    nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.dropout._DropoutNd, nn.Embedding,
+    torch.jit.ScriptModule, isolated.ScriptStandIn,
 )  # fmt: skip
 _REGULARIZERS = (
     "DropPath",
@@ -406,7 +407,7 @@ class RegionTracer(IsolatedTracer):
         return graph
 
     def on_method_end(self, name: str, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        """Mark the values between the parts of timm's models, so that a graph can run them alone."""
+        """Mark the values between the parts of timm's models, so that a graph can run them."""
         _, value, *others = inspect.signature(getattr(type(self.root), name)).parameters.values()
         passed = dict(zip((one.name for one in others), args[1:], strict=False)) | kwargs
         if (

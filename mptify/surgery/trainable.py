@@ -44,7 +44,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def let_train_(model: nn.Module, plan: Plan) -> None:
-    """Let exactly the parameters that the config names require grad, unless the caller froze them."""
+    """Let the parameters that the config names require grad, unless the caller froze them."""
     kinds, config = parameter_kinds(model), plan.config
     allowed = {
         "scores": True,

@@ -311,22 +311,23 @@ def save(
     """Write a ticket model's ticket to a file.
 
     Args:
-        model: A ticket model, or one inside DataParallel, DistributedDataParallel or a Lightning module.
+        model: A ticket model, or one inside DataParallel, DistributedDataParallel or a Lightning
+            module.
         path: The file.
-        architecture: The name of the dense network, such as `"timm:resnet18"`, by which `load` builds it. By default
-            the name that `transform` was given or, of a timm model, has recognized, if the model is
-            still that network.
-        arguments: Those of `num_classes`, `in_chans` and `input_size` that the network was built with. One built with
-            other arguments is saved without a name.
+        architecture: The name of the dense network, such as `"timm:resnet18"`, by which `load`
+            builds it. By default the name that `transform` was given, or that it has recognized
+            in a timm model, if the model is still that network.
+        arguments: The `num_classes`, `in_chans` and `input_size` that the network was built with.
+            A network built with other arguments is saved without a name.
         standalone: Whether to store the survivors' signs too, so that no seed is needed.
         float16: Whether to store other floats in 16 bits, at a loss.
-        notes: What else to write into the file, as values that JSON knows.
+        notes: Further information for the file, as JSON values.
 
     Returns:
         The ticket that was written.
 
     Raises:
-        TicketMismatch: The network of that name is not the model's.
+        TicketMismatch: The network of that name is not the model.
 
     Example:
         mptify.save(mptify.transform("resnet18", prune=0.8), "resnet18.ticket")

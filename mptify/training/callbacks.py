@@ -66,8 +66,8 @@ class StepMetrics(NamedTuple):
 class Callback:
     """Base class of callbacks: override what you need.
 
-    Pass instances to `mptify.search(..., callbacks=[...])`. Every process calls its own callbacks. A
-    callback with state implements `state_dict` and `load_state_dict`, so that a search that is
+    Pass instances to `mptify.search(..., callbacks=[...])`. Every process calls its own callbacks.
+    A callback with state implements `state_dict` and `load_state_dict`, so that a search that is
     stopped and resumed ends in the same ticket.
 
     Example:
@@ -78,19 +78,19 @@ class Callback:
     """
 
     def on_search_begin(self, search: SearchState) -> None:
-        """Called before the first step; a resumed search continues at `search.epoch` and `.step`."""
+        """Called before the first step of a new or resumed search."""
 
     def on_step_end(self, search: SearchState, metrics: StepMetrics) -> None:
         """Called after each optimizer step."""
 
     def on_epoch_end(self, search: SearchState, row: dict[str, Any]) -> None:
-        """Called after each epoch's evaluation and before its checkpoint, with the epoch's metrics."""
+        """Called with the epoch's metrics, after its evaluation and before its checkpoint."""
 
     def on_warning(self, search: SearchState, text: str) -> None:
         """Called when something looks wrong: a layer is dead, or its mask never changes."""
 
     def on_interrupt(self) -> None:
-        """Called inside the signal handler when Ctrl-C or SIGTERM stops the search after this step."""
+        """Called in the signal handler of Ctrl-C or SIGTERM; the search stops after this step."""
 
     def on_search_end(self, search: SearchState) -> None:
         """Called after the last step, also if the search was stopped or has failed."""

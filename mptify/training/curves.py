@@ -12,7 +12,7 @@ __all__ = ["draw_curves"]
 
 
 def draw_curves(rows: list[dict[str, Any]], path: Path) -> None:
-    """Loss and accuracy for training and validation, and the share of survivors replaced per epoch."""
+    """Loss, accuracy, and the share of survivors replaced in each epoch."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter

@@ -23,8 +23,8 @@ from mptify.training.items import as_array, checked_item, checked_labels, sizes
 from mptify.training.signals import born_deaf, leave_stopping_to_the_search
 
 __all__ = [
-    "Images", "as_images", "as_pair", "batches_of", "checked_pixels", "evaluation_batches", "first_images", "images_in_step", "mixed",
-    "require_classes", "sizes", "training_batches",
+    "Images", "as_images", "as_pair", "batches_of", "checked_pixels", "evaluation_batches",
+    "first_images", "images_in_step", "mixed", "require_classes", "sizes", "training_batches",
 ]  # fmt: skip
 
 Batch = tuple[Tensor, Tensor]

@@ -43,7 +43,7 @@ class Masks:
         return fresh / max(1, sum(layer.kept for layer in self.layers.values()))
 
     def stuck(self, epochs: int) -> list[str]:
-        """The layers whose survivors have not changed since the first epoch, although they could."""
+        """The layers whose survivors have never changed, although they could."""
         return [
             name
             for name, layer in self.layers.items()

@@ -16,8 +16,8 @@ def read_image(file: str | Path | IO[bytes], mode: str = "RGB") -> Any:
     """Read an image as a `PIL.Image` of mode `"RGB"` or `"L"` (grey).
 
     EXIF rotation is applied, 16 bits are scaled to 8, and transparent parts become white. CMYK is
-    converted as if inks were ideal; colour profiles are ignored. Of an animation, the first frame is
-    read.
+    converted as if inks were ideal; colour profiles are ignored. Of an animation, the first frame
+    is read.
 
     Raises whatever Pillow raises for a file that it can't read.
     """

@@ -106,7 +106,7 @@ def search(
         out: A folder for metrics, checkpoints and tickets. With it, Ctrl-C or SIGTERM saves the
             search and returns a result that is not `finished`.
         resume: Whether to continue the search that was stopped in `out`.
-        architecture: The network's name, such as `"timm:resnet18"`, by which `mptify.load` builds it.
+        architecture: The network's name, such as `"timm:resnet18"`, by which `load` builds it.
         callbacks: [`Callback`][mptify.Callback] objects.
         workers: How many processes read a data set.
 
@@ -385,7 +385,7 @@ class _Search:
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.forward):
                 output = self.forward(some)
                 total = self.method.loss(output, theirs, config)
-                # DistributedDataParallel averages over processes, whose shares may differ by one image.
+                # DistributedDataParallel averages over processes, of which some have one image more.
                 self.accelerator.backward(total * (self.world / images))
             right = (logits_of(output).detach().argmax(1) == theirs).sum()
             self.sums += torch.stack([total.detach(), right, right.new_tensor(len(theirs))]).to(

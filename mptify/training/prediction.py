@@ -29,7 +29,7 @@ _MEAN, _DEVIATION = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most likely classes of one image, with probabilities, and the run time in milliseconds."""
+    """The most likely classes of one image, with probabilities, and its time in milliseconds."""
 
     path: Path
     labels: tuple[str, ...]
@@ -47,8 +47,8 @@ def predict(
 ) -> Iterator[Prediction]:
     """Classify images with a ticket file or a packed file, one by one.
 
-    1/1 tickets run as packed programs unless `runtime` says otherwise. Without `threads`, either one
-    thread or as many as torch has are used, whichever is faster at the moment.
+    1/1 tickets run as packed programs unless `runtime` says otherwise. Without `threads`, either
+    one thread or as many as torch has are used, whichever is faster at the moment.
     """
     ticket = open_packed(file).ticket if is_packed(file) else read(file)
     image = example_of(ticket)

@@ -10,7 +10,11 @@ __all__ = ["learning_rate", "prune_share"]
 
 
 def learning_rate(config: SearchConfig, time: float) -> float:
-    r"""Linear from 0 over the warm-up, then $\frac{lr}{2}(1 + \cos \pi t)$ with t from 0 to 1 over the rest, or constant."""
+    r"""The learning rate after `epoch` epochs.
+
+    It rises linearly over the warm-up. Then it is $\frac{lr}{2}(1 + \cos \pi t)$, with $t$ from 0
+    to 1 over the rest, or constant.
+    """
     if time < config.warmup:
         return config.lr * time / config.warmup
     if config.schedule == "constant":
@@ -20,7 +24,10 @@ def learning_rate(config: SearchConfig, time: float) -> float:
 
 
 def prune_share(config: SearchConfig, time: float) -> float:
-    r"""The share of the final pruned fraction: $1 - (1 - t)^3$ over the ramp (Zhu and Gupta, 2017), 1 without or behind it."""
+    r"""The share of the final pruned fraction: $1 - (1 - t)^3$ over the ramp, then 1.
+
+    Zhu and Gupta, "To prune, or not to prune", 2017.
+    """
     if time >= config.prune_ramp:
         return 1.0
     return 1 - (1 - time / config.prune_ramp) ** 3

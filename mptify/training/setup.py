@@ -84,7 +84,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
-    """Build the network of a recipe from its seed: dense, or a ticket model, which may `start` from a file."""
+    """Build the network of a recipe, from its seed and maybe a ticket to `start` from."""
     ticket = None if recipe.start is None else read(recipe.start)
     with InitMode(seed=recipe.ticket.seed):
         try:

@@ -10,7 +10,7 @@ __all__ = ["Biprop"]
 
 @methods.register("biprop")
 class Biprop(SearchMethod):
-    r"""Learn scores; keep the weights of largest $|S|$ in each layer, binarized (paper, algorithm 1).
+    r"""Learn scores; keep the weights of largest $|S|$, binarized (paper, algorithm 1).
 
     The weight is $\alpha\,M \odot \mathrm{sign}(W)$, and the gradient of the scores goes straight
     through the mask $M$.
