@@ -22,7 +22,9 @@ from typing import Any, Generic, TypeVar
 
 from mptify.errors import BadConfig, first_line
 
-__all__ = ["PLUGIN_GROUP", "Registry", "data_sources", "export_targets", "import_plugin", "init_schemes", "scopes"]
+__all__ = [
+    "PLUGIN_GROUP", "Registry", "data_sources", "export_targets", "import_plugin", "init_schemes", "kernels", "scopes",
+]  # fmt: skip
 
 PLUGIN_GROUP = "mptify.plugins"
 Variant = TypeVar("Variant")
@@ -77,6 +79,16 @@ class Registry(Generic[Variant]):
         self._import_home()
         return sorted(self._variants)
 
+    def all(self) -> dict[str, Variant]:
+        """All variants by name: the built-in ones and those of every installed plugin."""
+        self._import_home()
+        _import_plugins()
+        return dict(sorted(self._variants.items()))
+
+    def name_of(self, variant: Variant) -> str | None:
+        """The name that a variant is registered by, or None."""
+        return next((name for name, known in self._variants.items() if known is variant), None)
+
     def _import_home(self) -> None:
         importlib.import_module(self.home)
 
@@ -115,3 +127,4 @@ init_schemes: Registry[Callable[..., Any]] = Registry("init scheme", "mptify.nn.
 data_sources: Registry[Callable[..., Any]] = Registry("data source", "mptify.training.sources")
 export_targets: Registry[Callable[..., Any]] = Registry("export target", "mptify.export")
 scopes: Registry[Callable[..., Any]] = Registry("pruning scope", "mptify.nn.scopes")
+kernels: Registry[Any] = Registry("runtime kernel", "mptify.runtime.kernels")

@@ -22,18 +22,18 @@ def numbers(*values):
     return struct.pack(f"<{len(values)}q", *values)
 
 
-def tape(chain, inputs, which_cpu, threads):
+def tape(chain, inputs, cpu, threads):
     """A chain on some images, as bytes."""
     given = chain.readable(inputs)
-    images, (plan, _) = len(given[0]), chain.plan_for(given)
-    steps = bytes(plan.steps())
+    images, (builder, _) = len(given[0]), chain.program_for(given)
+    steps = bytes(builder.steps())
     arrays = [
         *[(0, x.numel() * 4, 4 * x.stride(0), x.contiguous().numpy().tobytes()) for x in given],
-        *[(2, images * form.bytes, form.bytes, b"") for form in plan.outputs],
-        *[(1, size, 0, b"") for size in plan.rooms],
-        *[(0, len(data := _bytes(array)), 0, data) for array in plan.constants],
+        *[(2, images * form.bytes, form.bytes, b"") for form in builder.outputs],
+        *[(1, size, 0, b"") for size in builder.workspace_sizes],
+        *[(0, len(data := _bytes(array)), 0, data) for array in builder.constants],
     ]
-    head = numbers(which_cpu, threads, images, len(plan.names)) + steps + numbers(len(arrays))
+    head = numbers(cpu, threads, images, len(builder.names)) + steps + numbers(len(arrays))
     return head + b"".join(numbers(what, size, stride) + data for what, size, stride, data in arrays)
 
 

@@ -14,17 +14,17 @@ from mptify.errors import MptifyError
 from mptify.export import export
 from mptify.models import registry, resnet18_cifar
 from mptify.runtime import compiler, loading, packed_layers
-from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.chain import Chain
 from mptify.runtime.geometry import Geometry
-from mptify.runtime.joined import JoinedConv
+from mptify.runtime.kernels.bitsliced_conv import BitslicedConv, addition_cost
+from mptify.runtime.kernels.concat import Concat
+from mptify.runtime.kernels.input_conv import InputConv
+from mptify.runtime.kernels.pooled_linear import PooledLinear
+from mptify.runtime.kernels.popcount_conv import PopcountConv, count_cost
+from mptify.runtime.kernels.popcount_linear import PopcountLinear
+from mptify.runtime.kernels.residual_add import ResidualAdd
 from mptify.runtime.library import library
-from mptify.runtime.linear import PopcountLinear
-from mptify.runtime.means import MeanLinear
-from mptify.runtime.pixels import PixelConv
-from mptify.runtime.planes import Concat
-from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import find_joint_thresholds, find_real_thresholds, find_thresholds
-from mptify.runtime.windows import WindowConv, is_faster
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, build
 from tests.surgery.test_zoo import flat
@@ -58,7 +58,7 @@ def exact(x):
 def require_same(ours, theirs, program):
     """Logits of a program are the float path's: to the last bit, but for a classifier that reads averages. That one adds integers and
     divides once, where torch adds what it has divided."""
-    if any(isinstance(module, MeanLinear) for module in program.modules()):
+    if any(isinstance(module, PooledLinear) for module in program.modules()):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
     else:
         assert torch.equal(ours, theirs)
@@ -79,7 +79,7 @@ def test_logits_are_those_of_the_float_path(entry):
                 torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
             else:
                 require_same(ours, theirs, program)
-    packed = sum(isinstance(module, (BitslicedConv, PopcountLinear, PixelConv, WindowConv)) for module in program.modules())
+    packed = sum(isinstance(module, (BitslicedConv, PopcountLinear, InputConv, PopcountConv)) for module in program.modules())
     assert (packed > 0) == (entry.name not in THREE_DIMENSIONS)
 
 
@@ -158,7 +158,7 @@ def test_a_classifier_that_reads_averages_is_packed_with_them(way, twice, packed
     ticketed = shaken_(mptify.transform(Averaged(way, twice), bits="1/1", prune=0.4)).eval()
     x = exact(torch.randn(2, 3, 15, 15))
     program = mptify.pack(ticketed, x)
-    assert any(isinstance(module, MeanLinear) for module in program.modules()) == packed
+    assert any(isinstance(module, PooledLinear) for module in program.modules()) == packed
     with torch.no_grad():
         require_same(program(x), ticketed(x), program)
 
@@ -186,7 +186,7 @@ def test_a_program_can_be_exported_saved_and_compiled(name, tmp_path):
 
 def test_an_image_elsewhere_is_told():
     program = mptify.pack(mptify.transform(Plain(), bits="1/1", prune=0.5).eval(), images())
-    with pytest.raises(MptifyError, match="run on CPUs, and this image is on meta"):
+    with pytest.raises(MptifyError, match="run on CPUs; this image is on meta"):
         program(images().to("meta"))
 
 
@@ -237,23 +237,23 @@ def test_a_program_can_be_called_by_several_threads_at_once():
             assert torch.equal(ours, ticketed(x))
 
 
-def test_rooms_are_used_again_once_they_are_many(monkeypatch):
-    """While they are few, each step writes to one of its own: threads are slow to write to what another one wrote to."""
+def test_buffers_are_reused_in_large_programs(monkeypatch):
+    """A small program has a buffer for each value: cores are slow to write to what another core wrote."""
     torch.manual_seed(0)
     ticketed, x = mptify.transform(resnet18_cifar(), bits="1/1", prune=0.9).eval(), torch.randint(-24, 25, (2, 3, 32, 32)) / 8
-    logits, rooms = [], []
-    for most in (8 << 20, 0):
-        monkeypatch.setattr("mptify.runtime.program._ROOMS", most)
+    logits, counts = [], []
+    for limit in (8 << 20, 0):
+        monkeypatch.setattr("mptify.runtime.program._REUSE_FROM", limit)
         program = mptify.pack(ticketed, x)
         with torch.no_grad():
             logits.append(program(x))
         (chain,) = (module for module in program.modules() if isinstance(module, Chain))
-        plan, _ = chain.plan_for([x])
-        rooms.append(len(plan.rooms))
-        assert sum(plan.rooms) <= max(most, 1 << 18)
+        builder, _ = chain.program_for([x])
+        counts.append(len(builder.workspace_sizes))
+        assert sum(builder.workspace_sizes) <= max(limit, 1 << 18)
     assert torch.equal(*logits)
-    assert rooms[0] == len(plan.names)  # one is scratch, and the last step's result leaves
-    assert rooms[1] < 8
+    assert counts[0] == len(builder.names)  # one is shared, and the last step's result is an output
+    assert counts[1] < 8
 
 
 def test_many_sizes_do_not_pile_up():
@@ -264,7 +264,7 @@ def test_many_sizes_do_not_pile_up():
         for height in range(8, 20):
             x = exact(torch.randn(1, images().shape[1], height, 16))
             require_same(program(x), ticketed(x), program)
-    assert len(chain._ready) <= 4
+    assert len(chain._programs) <= 4
 
 
 def test_an_image_of_a_known_size_may_lie_in_memory_as_it_likes():
@@ -322,27 +322,29 @@ def test_what_torch_does_by_default_changes_nothing():
             require_same(program(x), expected, program)
         finally:
             torch.set_default_dtype(torch.float32)
-        chain._forget()
+        chain._drop_programs()
         with torch.device("meta"):
             require_same(program(x), expected, program)
 
 
 def test_a_program_that_was_changed_is_told():
     program, _ = packed_pair(OneReluManyTimes())
-    with pytest.raises(MptifyError, match="a: this packed layer is no more what it was made as"):
+    with pytest.raises(MptifyError, match="a: this packed layer was changed"):
         program.half()(images())
     program, _ = packed_pair(OneReluManyTimes())
     with pytest.raises(MptifyError, match="can't be exchanged"):
         program.load_state_dict(program.state_dict())
     layer = BitslicedConv(torch.ones(4, 4, 3, 3, dtype=torch.int8), None, Geometry(8, (8, 8), (3, 3)))
-    assert layer.blocks == 2
-    assert layer.fault() is None
+    assert layer.groups == 2
+    layer.validate()
     layer.filters = 0
-    assert "its sizes" in str(layer.fault())
+    with pytest.raises(ValueError, match="its sizes"):
+        layer.validate()
     layer.filters = 4
-    for weights, told in ((0, "its sizes"), (72, "channels that their filters do not see"), (96, "fall into groups")):
+    for weights, told in ((0, "its sizes"), (72, "channels that their filters do not see"), (96, "divide into groups")):
         layer.weight_count = weights
-        assert told in str(layer.fault())
+        with pytest.raises(ValueError, match=told):
+            layer.validate()
 
 
 class TwoInputs(nn.Module):
@@ -397,15 +399,21 @@ def test_tokens_keep_their_order_when_they_are_flattened(start):
 
 def test_few_pixels_are_counted_and_many_added():
     few, many = Geometry(512, (4, 4), (3, 3), padding=(1, 1)), Geometry(64, (56, 56), (3, 3), padding=(1, 1))
-    assert is_faster(few, 512, 512 * 512 * 9 // 4)
-    assert not is_faster(few, 512, 512 * 512 * 9 // 50)  # of few survivors, planes are soon added
-    assert not is_faster(many, 64, 64 * 64 * 9 // 4)
+
+    def added(geometry, filters, share):
+        count = filters * geometry.channels * 9
+        weight = torch.arange(count) < count // share
+        return addition_cost(weight, geometry)
+
+    assert count_cost(few, 512) < added(few, 512, 4)
+    assert count_cost(few, 512) > added(few, 512, 50)  # few survivors are soon added
+    assert count_cost(many, 64) > added(many, 64, 4)
     from mptify.models import resnet18_cifar
 
     program = mptify.pack(mptify.transform(resnet18_cifar(), bits="1/1", prune=0.5).eval(), torch.zeros(1, 3, 32, 32))
     kinds = {name: type(module) for name, module in program.chain_0_0.kernels.items()}
     assert kinds["layer1_0_conv1"] is BitslicedConv
-    assert kinds["layer4_1_conv2"] is WindowConv
+    assert kinds["layer4_1_conv2"] is PopcountConv
 
 
 def test_a_program_keeps_what_other_code_reads():
@@ -462,11 +470,11 @@ def test_thresholds_are_where_the_answers_change():
     least = torch.tensor([-7.0, 0.0, 3.0, 99.0, -99.0])
     turned = torch.tensor([False, True, False, False, True])
 
-    def tail(sums, shortcut):
+    def epilogue(sums, shortcut):
         reached = sums + 2 * shortcut >= least.view(1, -1, 1, 1)
         return torch.where(reached != turned.view(1, -1, 1, 1), 1.0, -1.0)
 
-    found = find_thresholds(tail, 5, 20, shortcut=True)
+    found = find_thresholds(epilogue, 5, 20, shortcut=True)
     assert found.falling.tolist() == [False, True, False, False, False]
     assert found.least.tolist() == [[-5, -1, 5, 21, 21], [-9, 3, 1, 21, 21]]
     assert find_thresholds(lambda sums, _: torch.where(sums.abs() > 3, 1.0, -1.0), 5, 20, shortcut=False) is None
@@ -476,19 +484,19 @@ def test_real_thresholds_are_the_very_numbers():
     norm = nn.BatchNorm2d(200).eval()
     shaken_(norm)
 
-    def tail(sums, _):
+    def epilogue(sums, _):
         return torch.where(norm(sums * 0.37) >= 0, 1.0, -1.0)
 
     with torch.no_grad():
-        found = find_real_thresholds(tail, 200)
+        found = find_real_thresholds(epilogue, 200)
         least = found.least.view(1, -1, 1, 1)
         finite = least.isfinite().view(-1)
-        assert (tail(least, 0).view(-1) > 0)[finite].all()
+        assert (epilogue(least, 0).view(-1) > 0)[finite].all()
         beyond = torch.where(found.falling.view(1, -1, 1, 1), torch.inf, -torch.inf)
-        assert (tail(torch.nextafter(least, beyond), 0).view(-1) < 0)[finite].all()
+        assert (epilogue(torch.nextafter(least, beyond), 0).view(-1) < 0)[finite].all()
         assert finite.sum() > 100
         for x in (-1e30, 0.0, 1e30):
-            always = (tail(torch.full((1, 200, 1, 1), x), 0) > 0).view(-1)
+            always = (epilogue(torch.full((1, 200, 1, 1), x), 0) > 0).view(-1)
             assert torch.equal(always[~finite], found.least[~finite] < 0)
 
 
@@ -496,15 +504,15 @@ def test_thresholds_of_two_layers_are_where_the_answers_change():
     norms = [shaken_(nn.BatchNorm2d(60)).eval() for _ in range(2)]
     most, most_other = 17, 5
 
-    def tail(sums, others):
+    def epilogue(sums, others):
         return torch.where(norms[0](sums * 0.3) + norms[1](others * 0.7) >= 0, 1.0, -1.0)
 
     with torch.no_grad():
-        found = find_joint_thresholds(tail, 60, most, most_other)
+        found = find_joint_thresholds(epilogue, 60, most, most_other)
         for place, other in enumerate(range(-most_other, most_other + 1)):
             for sum_ in range(-most, most + 1):
                 grid = torch.full((1, 60, 1, 1), float(sum_))
-                expected = tail(grid, torch.full((1, 60, 1, 1), float(other))).view(-1) > 0
+                expected = epilogue(grid, torch.full((1, 60, 1, 1), float(other))).view(-1) > 0
                 turned = torch.where(found.falling, -sum_, sum_)
                 assert torch.equal(turned >= found.least[:, place], expected)
     assert found.falling.any()
@@ -516,7 +524,7 @@ def test_two_layers_added_are_one_kernel():
 
     ticketed = mptify.transform(resnet18_cifar(), bits="1/1", prune=0.9).eval()
     program = mptify.pack(ticketed, torch.randn(1, 3, 32, 32))
-    assert sum(isinstance(module, JoinedConv) for module in program.modules()) == 3
+    assert sum(isinstance(module, ResidualAdd) for module in program.modules()) == 3
     assert not any(isinstance(module, nn.BatchNorm2d) for module in program.modules())
 
 
@@ -548,8 +556,8 @@ def test_a_file_becomes_a_program_layer_by_layer(name, tmp_path, monkeypatch):
     left = sum(layer.count for layer in mptify.ticket_layers(program).values())
     assert held < left + 30_000  # of what is packed, nothing
     for layer in packed_layers(program):
-        most = 2.1 * layer.weight_count if isinstance(layer, (PopcountLinear, WindowConv)) else 16 * layer.survivor_count
-        assert isinstance(layer, PixelConv) or 8 * layer.weight_bytes <= most
+        most = 2.1 * layer.weight_count if isinstance(layer, (PopcountLinear, PopcountConv)) else 16 * layer.survivor_count
+        assert isinstance(layer, InputConv) or 8 * layer.weight_bytes <= most
 
 
 def test_a_program_is_made_of_a_model_of_ones_own_too(tmp_path):
