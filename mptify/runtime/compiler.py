@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from mptify.errors import MptifyError, shown
 from mptify.nn.layers import Ticketed
 from mptify.nn.norms import Sign
-from mptify.runtime.fusion import Fusion, Pattern, is_concat, is_identity, is_plain_pool, module_of
+from mptify.runtime.fusion import Fusion, Pattern
 from mptify.runtime.kernel import Kernel, NativeKernel, TorchKernel
 from mptify.runtime.kernels.concat import Concat
 from mptify.runtime.kernels.flatten import Flatten
@@ -22,6 +22,7 @@ from mptify.runtime.kernels.max_pool import MaxPool
 from mptify.runtime.kernels.pack import Pack
 from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.library import library
+from mptify.runtime.nodes import is_concat, is_identity, is_plain_pool, module_of
 from mptify.runtime.partition import LAYOUT, partition
 from mptify.runtime.selection import select_kernel
 from mptify.runtime.subgraphs import pack_subgraphs, propagate_shapes

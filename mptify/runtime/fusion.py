@@ -9,16 +9,23 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
 from mptify.nn.layers import TicketConv2d, TicketLinear
 from mptify.nn.norms import ChannelBatchNorm, Sign, TokenBatchNorm
 from mptify.runtime.geometry import Geometry
+from mptify.runtime.nodes import (
+    is_concat,
+    is_flatten,
+    is_global_average,
+    is_identity,
+    is_plain_pool,
+    module_of,
+    shape_of,
+)
 from mptify.runtime.survivors import max_kept
 from mptify.runtime.thresholds import (
     Thresholds,
@@ -27,18 +34,8 @@ from mptify.runtime.thresholds import (
     find_thresholds,
 )
 
-__all__ = [
-    "Branch",
-    "Fusion",
-    "Pattern",
-    "is_concat",
-    "is_identity",
-    "is_plain_pool",
-    "module_of",
-    "shape_of",
-]
+__all__ = ["Branch", "Fusion", "Pattern"]
 
-_IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # in eval()
 _NORMS: dict[str, tuple[type[nn.Module], ...]] = {
     "channels": (nn.BatchNorm2d, ChannelBatchNorm),
     "tokens": (TokenBatchNorm,),
@@ -80,8 +77,8 @@ class Branch:
     @property
     def pads_with_zeros(self) -> bool:
         """Whether it is a linear layer, or a convolution whose padding is a number of zeros."""
-        mode, padding = getattr(self.layer, "padding_mode", "zeros"), getattr(self.layer, "padding", 0)
-        return mode == "zeros" and not isinstance(padding, str)
+        mode = getattr(self.layer, "padding_mode", "zeros")
+        return mode == "zeros" and not isinstance(getattr(self.layer, "padding", 0), str)
 
     def geometry(self) -> Geometry:
         layer, shape = self.layer, shape_of(self.source)
@@ -248,7 +245,9 @@ class Fusion:
             return None
         top, averages = branch.source, False
         nodes: list[fx.Node] = []
-        while isinstance(top, fx.Node) and top not in self.binary and len(top.users) == 1 and top.args:
+        while (
+            isinstance(top, fx.Node) and top not in self.binary and len(top.users) == 1 and top.args
+        ):
             module = module_of(top, self.modules)
             if is_global_average(top, module):
                 averages = True
@@ -276,7 +275,11 @@ class Fusion:
         if any(map(is_plain_pool, epilogue)) or not self._adds_two(top):
             return None
         found = [self._branch(one) for one in top.args]
-        branches = [branch for branch in found if branch is not None and not branch.is_pooled and branch.layout != "vectors"]
+        branches = [
+            branch
+            for branch in found
+            if branch is not None and not branch.is_pooled and branch.layout != "vectors"
+        ]
         branches.sort(key=lambda branch: -branch.filter_size)  # thresholds are listed by the sums
         shortcuts: list[Any] = [one for one in top.args if one in self.binary]  # of the smaller
         inner = [one for branch in branches for one in branch.nodes]
@@ -330,61 +333,6 @@ class Fusion:
             nodes.insert(0, node)
             node = node.args[0]
         return modules, nodes, node
-
-
-def module_of(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
-    return modules.get(str(node.target)) if node.op == "call_module" else None
-
-
-def shape_of(node: Any) -> torch.Size:
-    return node.meta["tensor_meta"].shape
-
-
-def is_identity(module: Any) -> bool:
-    """Whether a module returns its input in `eval()`."""
-    return isinstance(module, _IDENTITIES)
-
-
-def is_plain_pool(module: Any) -> bool:
-    """Whether a module is a max-pool that pads as our kernel does."""
-    return type(module) is nn.MaxPool2d and not module.ceil_mode and not module.return_indices
-
-
-def is_flatten(node: fx.Node, module: Any) -> bool:
-    """Whether a node turns a whole image into one vector."""
-    if not isinstance(module, nn.Flatten) and node.target not in (torch.flatten, "flatten"):
-        return False
-    before = tuple(shape_of(node.args[0]))
-    return len(before) == 4 and tuple(shape_of(node)) == (before[0], prod(before[1:]))
-
-
-def is_global_average(node: fx.Node, module: Any) -> bool:
-    """Whether a node takes the mean of each channel of an image."""
-    if isinstance(module, nn.AdaptiveAvgPool2d) or node.target is F.adaptive_avg_pool2d:
-        size = _argument(node, "output_size") if module is None else module.output_size
-        return size in (1, (1, 1), [1, 1])
-    if node.target not in (torch.mean, "mean") or len(shape_of(node.args[0])) != 4:
-        return False
-    dims = _argument(node, "dim")
-    if not isinstance(dims, (list, tuple)) or len(dims) != 2 or "dtype" in node.kwargs:
-        return False
-    return {dim % 4 for dim in dims} == {2, 3}
-
-
-def is_concat(node: fx.Node) -> bool:
-    """Whether a node concatenates the channels of images."""
-    if node.target not in (torch.cat, torch.concat) or not node.args:
-        return False
-    images = node.args[0]
-    if not isinstance(images, (list, tuple)):
-        return False
-    dim = _argument(node, "dim", node.kwargs.get("axis", 0))
-    return dim in (1, -3) and all(isinstance(one, fx.Node) and len(shape_of(one)) == 4 for one in images)
-
-
-def _argument(node: fx.Node, name: str, default: Any = None) -> Any:
-    """The second argument of a call, by position or by name."""
-    return node.args[1] if len(node.args) > 1 else node.kwargs.get(name, default)
 
 
 def _to_layout(layout: str, sums: Tensor) -> Tensor:

@@ -119,7 +119,10 @@ class Geometry:
         """
         height, width = self.size
         if min(self.out_size) < 1:
-            raise MptifyError(f"An image of {height}×{width} is too small for a layer with a kernel of {self.kernel[0]}×{self.kernel[1]}.")
+            raise MptifyError(
+                f"An image of {height}×{width} is too small for a layer with a kernel of "
+                f"{self.kernel[0]}×{self.kernel[1]}."
+            )
         names = ("kernel", "stride", "pad", "dilation")
         pairs = (self.kernel, self.stride, self.padding, self.dilation)
         shape = {
@@ -176,7 +179,9 @@ class TileLayout:
             return cls(tile, plane, 1)
         return cls(tile, -(-plane // row) * row, row)
 
-    def offsets(self, geometry: Geometry, channel: np.ndarray, kh: np.ndarray, kw: np.ndarray) -> np.ndarray:
+    def offsets(
+        self, geometry: Geometry, channel: np.ndarray, kh: np.ndarray, kw: np.ndarray
+    ) -> np.ndarray:
         """Where in a tile the kernel finds what a tap sees."""
         down = kh * geometry.dilation[0]
         phase = np.searchsorted(geometry.phases, down % geometry.stride[0])

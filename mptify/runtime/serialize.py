@@ -47,7 +47,10 @@ def serialize(kernel: Kernel) -> dict[str, Any]:
             "it; register its class with mptify.registry.kernels."
         )
     settings = {setting: getattr(kernel, setting) for setting in kernel.SETTINGS}
-    found = {setting: value.to_json() if hasattr(value, "to_json") else value for setting, value in settings.items()}
+    found = {
+        setting: value.to_json() if hasattr(value, "to_json") else value
+        for setting, value in settings.items()
+    }
     children = {child: serialize(getattr(kernel, child)) for child in kernel.SUB_KERNELS}
     return {"kernel": name, **found, **children}
 

@@ -30,14 +30,19 @@ def pack_subgraphs(
     hooks = []
     for path, subgraph in _subgraphs(model).items():
 
-        def record(graph: nn.Module, given: tuple[Any, ...], named: dict[str, Any], path: str = path) -> None:
+        def record(
+            graph: nn.Module, given: tuple[Any, ...], named: dict[str, Any], path: str = path
+        ) -> None:
             calls.setdefault(path, _positional(graph, given, named))
 
         hooks.append(subgraph.register_forward_pre_hook(record, with_kwargs=True))
     try:
         model(*arguments)
     except Exception as error:  # whatever the network's own code makes of them
-        raise MptifyError(f"The network can't take this input ({error}); pass one that it can: mptify.pack(model, example).") from None
+        raise MptifyError(
+            f"The network can't take this input ({error}); pass one that it can: "
+            "mptify.pack(model, example)."
+        ) from None
     finally:
         for hook in hooks:
             hook.remove()
@@ -103,7 +108,9 @@ def _replace(module: nn.Module, programs: dict[str, nn.Module], path: str) -> nn
     if path in programs:
         return programs[path]
     children = {
-        name: child if child is None else _replace(child, programs, f"{path}.{name}" if path else name)
+        name: child
+        if child is None
+        else _replace(child, programs, f"{path}.{name}" if path else name)
         for name, child in module._modules.items()
     }
     if all(children[name] is child for name, child in module._modules.items()):

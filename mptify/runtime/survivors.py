@@ -20,7 +20,9 @@ def survivors_of(weight: Tensor, channels: int) -> tuple[np.ndarray, ...]:
     return f, group * signs.shape[1] + c, kh, kw, signs[f, c, kh, kw] > 0
 
 
-def list_survivors(filters: int, f: np.ndarray, positive: np.ndarray, *keys: np.ndarray) -> tuple[np.ndarray, Tensor]:
+def list_survivors(
+    filters: int, f: np.ndarray, positive: np.ndarray, *keys: np.ndarray
+) -> tuple[np.ndarray, Tensor]:
     """Two lists per filter, of its negative and of its positive survivors, one behind the other.
 
     Returns:

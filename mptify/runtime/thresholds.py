@@ -35,7 +35,9 @@ class Thresholds(NamedTuple):
     falling: Tensor
 
 
-def find_thresholds(epilogue: Callable[[Tensor, float], Tensor], filters: int, limit: int, shortcut: bool) -> Thresholds | None:
+def find_thresholds(
+    epilogue: Callable[[Tensor, float], Tensor], filters: int, limit: int, shortcut: bool
+) -> Thresholds | None:
     """Thresholds of integer sums.
 
     Args:
@@ -64,7 +66,9 @@ def find_thresholds(epilogue: Callable[[Tensor, float], Tensor], filters: int, l
     return Thresholds(limit + 1 - count, falling)
 
 
-def find_joint_thresholds(epilogue: Callable[[Tensor, Tensor], Tensor], filters: int, limit: int, other_limit: int) -> Thresholds | None:
+def find_joint_thresholds(
+    epilogue: Callable[[Tensor, Tensor], Tensor], filters: int, limit: int, other_limit: int
+) -> Thresholds | None:
     """Thresholds of two layers whose outputs are added, by bisection: there are too many pairs.
 
     Args:

@@ -16,7 +16,9 @@ from mptify.runtime.values import Numbers
 __all__ = ["call_as_operator"]
 
 
-def call_as_operator(builder: ProgramBuilder, forms: list[Numbers], inputs: list[Tensor]) -> list[Tensor]:
+def call_as_operator(
+    builder: ProgramBuilder, forms: list[Numbers], inputs: list[Tensor]
+) -> list[Tensor]:
     """Call a program so that torch records one operator with everything that it reads.
 
     Args:
@@ -25,7 +27,9 @@ def call_as_operator(builder: ProgramBuilder, forms: list[Numbers], inputs: list
         inputs: The images.
     """
     steps = torch.frombuffer(bytearray(builder.steps()), dtype=torch.uint8)
-    constants = [one if isinstance(one, Tensor) else torch.from_numpy(one) for one in builder.constants]
+    constants = [
+        one if isinstance(one, Tensor) else torch.from_numpy(one) for one in builder.constants
+    ]
     shapes = _flatten([form.shape for form in builder.outputs])
     built_for = _flatten([sizes for form in forms for sizes in (form.shape, form.strides)])
     signature = require_library().signature
@@ -55,12 +59,19 @@ def _packed(
     """
     library = require_library()
     if signature != library.signature:
-        raise MptifyError("This graph was exported with another version of mptify's library; export it again.")
+        raise MptifyError(
+            "This graph was exported with another version of mptify's library; export it again."
+        )
     expected = _unflatten(built_for)
-    inputs = [_with_strides(x, shape, strides) for x, shape, strides in zip(inputs, expected[::2], expected[1::2], strict=True)]
+    inputs = [
+        _with_strides(x, shape, strides)
+        for x, shape, strides in zip(inputs, expected[::2], expected[1::2], strict=True)
+    ]
     data: Any = steps.numpy()
     array = library.Step * (steps.numel() // ctypes.sizeof(library.Step))
-    program = Program(array.from_buffer_copy(data), len(inputs), _unflatten(shapes), workspace_sizes, constants)
+    program = Program(
+        array.from_buffer_copy(data), len(inputs), _unflatten(shapes), workspace_sizes, constants
+    )
     outputs = program.bind(inputs)
     program.run()
     return outputs
@@ -82,7 +93,10 @@ def _(
 def _with_strides(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     """Images in the memory order that the steps were built for."""
     if tuple(x.shape[1:]) != shape or x.dtype != torch.float32:
-        raise MptifyError(f"This graph was exported for float32 images of {shape}; it can't run on {tuple(x.shape[1:])}, {x.dtype}.")
+        raise MptifyError(
+            f"This graph was exported for float32 images of {shape}; it can't run on "
+            f"{tuple(x.shape[1:])}, {x.dtype}."
+        )
     if x.stride()[1:] == strides:
         return x
     size = max(1, *(length * stride for length, stride in zip(shape, strides, strict=True)))

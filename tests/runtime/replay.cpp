@@ -1,5 +1,6 @@
-// Runs steps that were written down by tapes.py, with each array in memory of its own, just as large as it must be: so that a
-// sanitizer sees what lies outside, and other processors can run programs that this one has built.
+// Runs programs that tapes.py wrote, with each buffer in memory of its own and just as large as it
+// must be. So a sanitizer sees every access outside, and other processors can run programs that
+// this one has built.
 
 #include <cstdio>
 #include <memory>
@@ -40,7 +41,8 @@ int main() {
       if (what == 2) outputs.push_back(buffers.size());
       buffers.push_back(what ? buffer(size) : bytes(size));
     }
-    mptify_packed_run(steps, count, buffers.data(), strides.data(), images, (int)cpu, (int)threads);
+    mptify_packed_run(
+        steps, count, buffers.data(), strides.data(), images, (int)cpu, (int)threads);
     for (const size_t output : outputs) std::fwrite(buffers[output], 1, (size_t)sizes[output], stdout);
     memory.clear();
   }

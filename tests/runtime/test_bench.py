@@ -2,14 +2,13 @@
 
 import json
 
+import mptify
 import pytest
 import torch
-from typer.testing import CliRunner
-
-import mptify
 from mptify.cli import app
 from mptify.models import conv2
 from mptify.runtime.library import library
+from typer.testing import CliRunner
 
 pytestmark = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
 QUICK = ["--rounds", "1", "--json"]
@@ -55,10 +54,17 @@ def test_several_threads_are_compared_with_one(one_image):
 
 
 def test_a_ticket_file_is_measured_as_its_network_is(one_image, tmp_path):
-    mptify.save(mptify.transform(conv2(), bits="1/1", prune=0.9), tmp_path / "a.ticket", "mptify:conv2")
-    found, other = measured("inference", str(tmp_path / "a.ticket")), measured("inference", "mptify:conv2", "--prune", "0.9")
+    mptify.save(
+        mptify.transform(conv2(), bits="1/1", prune=0.9), tmp_path / "a.ticket", "mptify:conv2"
+    )
+    found, other = (
+        measured("inference", str(tmp_path / "a.ticket")),
+        measured("inference", "mptify:conv2", "--prune", "0.9"),
+    )
     assert found["onnxruntime"] is None
-    assert [node["kernel"] for node in found["nodes"]] == [node["kernel"] for node in other["nodes"]]
+    assert [node["kernel"] for node in found["nodes"]] == [
+        node["kernel"] for node in other["nodes"]
+    ]
     assert (found["weights"], found["survivors"]) == (other["weights"], other["survivors"])
 
 
@@ -66,7 +72,9 @@ def test_what_has_nothing_to_measure_is_told(tmp_path):
     assert "can't be read" in refused("inference", str(tmp_path / "none.ticket"))
     mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket")
     assert "no registry knows" in refused("inference", str(tmp_path / "a.ticket"))
-    mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2")
+    mptify.save(
+        mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2"
+    )
     assert "are for 1/1 tickets" in refused("inference", str(tmp_path / "a.ticket"))
 
 
@@ -74,7 +82,9 @@ def test_layers_are_measured_beside_torch():
     found = measured("layers", "--prune", "0.98")
     assert [row["channels"] for row in found] == [64, 128, 256, 512]
     assert all(row["ratio"] == row["dense"] / row["packed"] > 0 for row in found)
-    assert all(row["packed_low"] <= row["packed"] and row["dense_low"] <= row["dense"] for row in found)
+    assert all(
+        row["packed_low"] <= row["packed"] and row["dense_low"] <= row["dense"] for row in found
+    )
 
 
 def test_time_against_the_prune_rate_is_drawn(tmp_path):

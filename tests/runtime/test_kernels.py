@@ -1,4 +1,4 @@
-"""The kernels in C++ against torch's convolutions, bit for bit: random layers, on every instruction set of this machine."""
+"""The C++ kernels against torch's convolutions, bit for bit, on every instruction set here."""
 
 import os
 import random
@@ -7,9 +7,6 @@ import sys
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
-
 from mptify.errors import MptifyError
 from mptify.runtime import geometry as geometry_module
 from mptify.runtime.chain import Call, Chain
@@ -26,6 +23,8 @@ from mptify.runtime.kernels.residual_add import ResidualAdd
 from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.thresholds import Thresholds
+from torch import nn
+from torch.nn import functional as F
 
 pytestmark = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
 CPUS = range(len(cpu_names()))
@@ -65,22 +64,30 @@ def through(kernel, *inputs, layout="channels", cpu=-1):
 
 
 def randomize_tiles(monkeypatch):
-    """Planes in one tile or in several, for words of any width, as on large layers and other machines."""
-    for name, choices in (("_L1_BYTES", (0, 24 << 10)), ("_MIN_USES", (0, 8)), ("_TILE_BYTES", (0, 2000, 16 << 10))):
+    """Planes in one tile or in several, for words of any width."""
+    for name, choices in (
+        ("_L1_BYTES", (0, 24 << 10)),
+        ("_MIN_USES", (0, 8)),
+        ("_TILE_BYTES", (0, 2000, 16 << 10)),
+    ):
         monkeypatch.setattr(geometry_module, name, random.choice(choices))
     word = random.choice([16, 32, 64])
     monkeypatch.setattr(geometry_module, "word_bytes", lambda: word)
 
 
 def random_layer(channels=9):
-    """Images, a weight and how it is applied: any kernel, stride, padding, dilation, number of groups and size."""
+    """Images, a weight, the sums and the geometry: of any kind and size."""
     groups = random.choice([1, 1, 2, 3])
     inputs, filters = groups * random.randint(1, channels), groups * random.randint(1, 7)
     kernel, stride, padding, dilation = (
-        (random.randint(low, high), random.randint(low, high)) for low, high in ((1, 5), (1, 3), (0, 3), (1, 3))
+        (random.randint(low, high), random.randint(low, high))
+        for low, high in ((1, 5), (1, 3), (0, 3), (1, 3))
     )
     least = [step * (taps - 1) + 1 for taps, step in zip(kernel, dilation, strict=True)]
-    size = random.randint(least[0], 30), random.choice([random.randint(least[1], 30), 60, 64, 65, 70, 130])
+    size = (
+        random.randint(least[0], 30),
+        random.choice([random.randint(least[1], 30), 60, 64, 65, 70, 130]),
+    )
     images = signs(random.randint(1, 2), inputs, *size)
     weight = ternary(filters, inputs // groups, *kernel, kept=random.choice([0.02, 0.3, 0.6, 1.0]))
     sums = F.conv2d(images, weight, None, stride, padding, dilation, groups)
@@ -100,16 +107,27 @@ def test_random_layers_agree_bit_for_bit(seed, cpu, monkeypatch):
         done += 1
         torch.set_num_threads(random.choice([1, 2, 3]))
         randomize_tiles(monkeypatch)
-        first = geometry.at((geometry.size[0] + random.choice([0, 3]), geometry.size[1]))  # made for another size
+        first = geometry.at(
+            (geometry.size[0] + random.choice([0, 3]), geometry.size[1])
+        )  # made for another size
         sets = random.choice([1, 2])
         thresholds = torch.randint(-12, 13, (sets, len(weight)))
-        kinds = [BitslicedConv, PopcountConv] if weight.shape[1] == geometry.channels else [BitslicedConv]
+        kinds = (
+            [BitslicedConv, PopcountConv]
+            if weight.shape[1] == geometry.channels
+            else [BitslicedConv]
+        )
         kind = random.choice(kinds)
-        layer, plain = kind(weight.to(torch.int8), thresholds, first), kind(weight.to(torch.int8), None, first)
+        layer, plain = (
+            kind(weight.to(torch.int8), thresholds, first),
+            kind(weight.to(torch.int8), None, first),
+        )
         if random.random() < 0.3:  # made for another machine
             randomize_tiles(monkeypatch)
         shortcut = signs(*sums.shape)
-        least = torch.where(shortcut > 0, thresholds[-1].view(-1, 1, 1), thresholds[0].view(-1, 1, 1))
+        least = torch.where(
+            shortcut > 0, thresholds[-1].view(-1, 1, 1), thresholds[0].view(-1, 1, 1)
+        )
         found = through(layer, *([images, shortcut] if sets == 2 else [images]), cpu=cpu)
         assert torch.equal(found, torch.where(sums >= least, 1.0, -1.0)), geometry
         assert torch.equal(through(plain, images, cpu=cpu), sums), geometry
@@ -122,7 +140,10 @@ def test_gains_and_biases_are_rounded_as_torch_does_it(cpu, has_bias):
     torch.manual_seed(3)
     gain, biases = torch.rand(()) / 3, torch.randn(21) if has_bias else None
     images, weight = signs(2, 16, 9, 11), ternary(21, 16, 3, 3, kept=0.4)
-    sums, geometry = F.conv2d(images, weight, padding=1), Geometry(16, (9, 11), (3, 3), padding=(1, 1))
+    sums, geometry = (
+        F.conv2d(images, weight, padding=1),
+        Geometry(16, (9, 11), (3, 3), padding=(1, 1)),
+    )
     vectors, flat = signs(2, 300), ternary(21, 300, kept=0.4)
     means, head = images.mean((2, 3), dtype=torch.float64), ternary(21, 16, kept=0.4)
     for kernel, given, expected, layout in (
@@ -135,16 +156,22 @@ def test_gains_and_biases_are_rounded_as_torch_does_it(cpu, has_bias):
         expected = expected * gain
         if biases is not None:
             expected = expected + (biases.view(-1, 1, 1) if expected.dim() == 4 else biases)
-        assert torch.equal(through(kernel, given, layout=layout, cpu=cpu), expected), type(kernel).__name__
+        assert torch.equal(through(kernel, given, layout=layout, cpu=cpu), expected), type(
+            kernel
+        ).__name__
 
 
 @pytest.mark.parametrize("cpu", CPUS)
 def test_tiles_need_not_be_a_multiple_of_the_widest_word(cpu, monkeypatch):
     """As in graphs that were exported where words are narrower."""
-    monkeypatch.setattr(TileLayout, "of", classmethod(lambda cls, geometry, _: cls(48, 48 + geometry.reach, 1)))
+    monkeypatch.setattr(
+        TileLayout, "of", classmethod(lambda cls, geometry, _: cls(48, 48 + geometry.reach, 1))
+    )
     torch.manual_seed(0)
     images, weight = signs(1, 20, 30, 50), ternary(9, 20, 3, 3, kept=0.4)
-    layer = BitslicedConv(weight.to(torch.int8), None, Geometry(20, (30, 50), (3, 3), padding=(1, 1)))
+    layer = BitslicedConv(
+        weight.to(torch.int8), None, Geometry(20, (30, 50), (3, 3), padding=(1, 1))
+    )
     assert torch.equal(through(layer, images, cpu=cpu), F.conv2d(images, weight, padding=1))
 
 
@@ -169,7 +196,11 @@ def test_two_layers_added_agree_bit_for_bit(seed, cpu, monkeypatch):
         torch.set_num_threads(random.choice([1, 2, 3]))
         randomize_tiles(monkeypatch)
         least = torch.randint(-kept[0], kept[0] + 2, (len(weight), 2 * kept[1] + 1))
-        layer = ResidualAdd(BitslicedConv(weight.to(torch.int8), None, geometry), BitslicedConv(theirs.to(torch.int8), None, small), least)
+        layer = ResidualAdd(
+            BitslicedConv(weight.to(torch.int8), None, geometry),
+            BitslicedConv(theirs.to(torch.int8), None, small),
+            least,
+        )
         their_sums = F.conv2d(others, theirs, padding=(padding, 0)).long() + kept[1]
         bound = torch.stack([least[f][their_sums[:, f]] for f in range(len(weight))], dim=1)
         assert torch.equal(through(layer, images, others, cpu=cpu) > 0, sums >= bound), geometry
@@ -181,7 +212,12 @@ def test_two_layers_added_agree_bit_for_bit(seed, cpu, monkeypatch):
     [
         (64, 56, 70, TileLayout(tile=64, plane=78, unit=1)),  # as in ResNet-18
         (128, 28, 40, TileLayout(tile=32, plane=40, unit=1)),
-        (70, 56, 3, TileLayout(tile=448, plane=406, unit=7)),  # too few filters for tiles, too many rows for bytes
+        (
+            70,
+            56,
+            3,
+            TileLayout(tile=448, plane=406, unit=7),
+        ),  # too few filters for tiles, too many rows for bytes
     ],
 )
 def test_large_layers_agree_bit_for_bit(channels, size, filters, expected, cpu, monkeypatch):
@@ -193,13 +229,17 @@ def test_large_layers_agree_bit_for_bit(channels, size, filters, expected, cpu, 
     assert layer.layout == expected
     sums = F.conv2d(images, weight, padding=1)
     assert torch.equal(through(layer, images, cpu=cpu) > 0, sums >= layer.thresholds.view(-1, 1, 1))
-    assert torch.equal(through(BitslicedConv(weight.to(torch.int8), None, geometry), images, cpu=cpu), sums)
+    assert torch.equal(
+        through(BitslicedConv(weight.to(torch.int8), None, geometry), images, cpu=cpu), sums
+    )
 
 
 @pytest.mark.parametrize("negative", [0.0, 0.02, 0.5, 0.98, 1.0])
-@pytest.mark.parametrize("kept", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 95, 96, 97, 130])
+@pytest.mark.parametrize(
+    "kept", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 95, 96, 97, 130]
+)
 def test_lists_of_every_length_and_any_share_of_signs(kept, negative):
-    """Survivors are added in pairs of two signs, the rest of one sign, in blocks of several sizes."""
+    """Survivors are added in pairs of two signs, then of one sign, in blocks of several sizes."""
     torch.manual_seed(kept)
     weight = torch.zeros(9, 150)
     weight[:, :kept] = torch.where(torch.rand(9, kept) < negative, -1.0, 1.0)
@@ -209,17 +249,37 @@ def test_lists_of_every_length_and_any_share_of_signs(kept, negative):
     for least in range(-4, 5):
         layer = BitslicedConv(weight.to(torch.int8), torch.full((1, 9), least), geometry)
         assert torch.equal(through(layer, images) > 0, sums >= least)
-    assert torch.equal(layer.to_popcount().weights, PopcountConv(weight.to(torch.int8), None, geometry).weights)  # and back
+    assert torch.equal(
+        layer.to_popcount().weights, PopcountConv(weight.to(torch.int8), None, geometry).weights
+    )  # and back
 
 
 def test_two_layers_may_have_tiles_of_different_lengths(monkeypatch):
     """As on a machine with wider words than the one that planned them."""
     tiles = {6: 32, 5: 48}
-    monkeypatch.setattr(TileLayout, "of", classmethod(lambda cls, geometry, _: cls(tiles[geometry.channels], tiles[geometry.channels], 1)))
-    images, others, weight, theirs = signs(1, 6, 24, 40), signs(1, 5, 24, 40), ternary(7, 6, 1, 1, kept=0.8), ternary(7, 5, 1, 1, kept=0.8)
-    first, second = (BitslicedConv(one.to(torch.int8), None, Geometry(one.shape[1], (24, 40), (1, 1))) for one in (weight, theirs))
-    layer = ResidualAdd(first, second, torch.arange(5, -6, -1).expand(7, 11))  # +1 where both add up to 0 or more
-    assert torch.equal(through(layer, images, others) > 0, F.conv2d(images, weight) + F.conv2d(others, theirs) >= 0)
+    monkeypatch.setattr(
+        TileLayout,
+        "of",
+        classmethod(
+            lambda cls, geometry, _: cls(tiles[geometry.channels], tiles[geometry.channels], 1)
+        ),
+    )
+    images, others, weight, theirs = (
+        signs(1, 6, 24, 40),
+        signs(1, 5, 24, 40),
+        ternary(7, 6, 1, 1, kept=0.8),
+        ternary(7, 5, 1, 1, kept=0.8),
+    )
+    first, second = (
+        BitslicedConv(one.to(torch.int8), None, Geometry(one.shape[1], (24, 40), (1, 1)))
+        for one in (weight, theirs)
+    )
+    layer = ResidualAdd(
+        first, second, torch.arange(5, -6, -1).expand(7, 11)
+    )  # +1 where both add up to 0 or more
+    assert torch.equal(
+        through(layer, images, others) > 0, F.conv2d(images, weight) + F.conv2d(others, theirs) >= 0
+    )
 
 
 @pytest.mark.parametrize(("kernel", "padding", "width"), [(1, 3, 60), (1, 2, 61), (3, 6, 55)])
@@ -245,21 +305,34 @@ assert torch.equal(through(layer, images), F.conv2d(images, weight, padding=1))
 
 def test_a_program_ends_although_fewer_threads_start_than_requested():
     """OpenMP may start fewer threads than it was asked for."""
-    done = subprocess.run([sys.executable, "-c", ALONE], env=os.environ | {"OMP_THREAD_LIMIT": "1"}, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        env=os.environ | {"OMP_THREAD_LIMIT": "1"},
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0
 
 
 def test_images_too_large_for_offsets_of_16_bits_are_counted():
     weight = ternary(5, 700, 3, 3, kept=0.3)
-    layer = BitslicedConv(weight.to(torch.int8), torch.tensor([[0, 1, -2, 3, 5]]), Geometry(700, (4, 4), (3, 3), padding=(1, 1)))
+    layer = BitslicedConv(
+        weight.to(torch.int8),
+        torch.tensor([[0, 1, -2, 3, 5]]),
+        Geometry(700, (4, 4), (3, 3), padding=(1, 1)),
+    )
     images = signs(1, 700, 40, 3)
     assert not fits(Geometry(700, (40, 3), (3, 3), padding=(1, 1)), layer.max_kept)
     sums = F.conv2d(images, weight, padding=1)
-    assert torch.equal(through(layer, images) > 0, sums >= torch.tensor([0, 1, -2, 3, 5]).view(-1, 1, 1))
+    assert torch.equal(
+        through(layer, images) > 0, sums >= torch.tensor([0, 1, -2, 3, 5]).view(-1, 1, 1)
+    )
 
 
 def test_images_too_small_are_told():
-    layer = BitslicedConv(ternary(2, 3, 3, 3, kept=1.0).to(torch.int8), None, Geometry(3, (5, 5), (3, 3)))
+    layer = BitslicedConv(
+        ternary(2, 3, 3, 3, kept=1.0).to(torch.int8), None, Geometry(3, (5, 5), (3, 3))
+    )
     with pytest.raises(MptifyError, match="kernel: An image of 2×2 is too small"):
         through(layer, signs(1, 3, 2, 2))
 
@@ -275,7 +348,9 @@ def test_layers_of_many_survivors():
         sums = F.conv2d(images, weight)
         geometry = Geometry(channels, (2, 3), (1, 1))
         assert fits(geometry, kept)
-        assert torch.equal(through(BitslicedConv(weight.to(torch.int8), None, geometry), images), sums)
+        assert torch.equal(
+            through(BitslicedConv(weight.to(torch.int8), None, geometry), images), sums
+        )
         for least in (-kept, -kept + 1, 0, kept - 1, kept, kept + 1):
             layer = BitslicedConv(weight.to(torch.int8), torch.full((1, 2), least), geometry)
             assert torch.equal(through(layer, images) > 0, sums >= least), (kept, least)
@@ -290,13 +365,22 @@ def test_first_layers_agree(seed, cpu):
     for _ in range(20):
         images, weight, _, geometry = random_layer(channels=3)
         images = torch.randint(-16, 17, images.shape) / 8
-        sums = F.conv2d(images, weight, None, geometry.stride, geometry.padding, geometry.dilation, geometry.channels // weight.shape[1])
+        sums = F.conv2d(
+            images,
+            weight,
+            None,
+            geometry.stride,
+            geometry.padding,
+            geometry.dilation,
+            geometry.channels // weight.shape[1],
+        )
         least = torch.randint(-16, 17, (len(weight),)) / 8
         falling = torch.rand(len(weight)) < 0.5
         layer = InputConv(weight.to(torch.int8), Thresholds(least, falling), geometry)
         bound = least.view(-1, 1, 1)
         assert torch.equal(
-            through(layer, images, layout=None, cpu=cpu) > 0, torch.where(falling.view(-1, 1, 1), sums <= bound, sums >= bound)
+            through(layer, images, layout=None, cpu=cpu) > 0,
+            torch.where(falling.view(-1, 1, 1), sums <= bound, sums >= bound),
         ), geometry
 
 
@@ -312,7 +396,9 @@ def test_vectors_agree(inputs, cpu):
     assert torch.equal(found > 0, sums >= least)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 1), (2, 70, 7, 7), (1, 5, 9, 64), (3, 33, 4, 65), (1, 300, 3, 8)])
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 1, 1), (2, 70, 7, 7), (1, 5, 9, 64), (3, 33, 4, 65), (1, 300, 3, 8)]
+)
 def test_means_are_rounded_once(shape):
     """Exactly what float64 says, in float32."""
     torch.manual_seed(6)
@@ -328,7 +414,9 @@ def test_means_of_other_images_are_told():
         through(PooledLinear(ternary(3, 5, kept=0.5).to(torch.int8)), signs(1, 4, 2, 2))
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 1, 1, 1), (2, 5, 4, 8), (1, 4, 3, 65), (3, 2, 2, 12)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 5, 7), (1, 1, 1, 1), (2, 5, 4, 8), (1, 4, 3, 65), (3, 2, 2, 12)]
+)
 def test_images_become_vectors(shape):
     x = signs(*shape)
     assert torch.equal(through(Flatten(), x), x.flatten(1))
@@ -345,7 +433,9 @@ def test_planes_come_back_as_they_were():
         x.view(-1)[0] = -0.0  # whose sign is +1
         expected = torch.where(x >= 0, 1.0, -1.0)
         assert torch.equal(there_and_back(x, "channels"), expected)
-        assert torch.equal(there_and_back(x.to(memory_format=torch.channels_last), "channels"), expected)
+        assert torch.equal(
+            there_and_back(x.to(memory_format=torch.channels_last), "channels"), expected
+        )
     tokens = torch.randn(2, 5, 3, 11)
     assert torch.equal(there_and_back(tokens, "tokens"), torch.where(tokens >= 0, 1.0, -1.0))
     turned = tokens.transpose(1, 2)  # in another order than memory's
@@ -364,7 +454,12 @@ def test_pools_agree(seed, cpu):
             (random.randint(0, kernel[0] // 2), random.randint(0, kernel[1] // 2)),
         )
         dilation = random.randint(1, 2), random.randint(1, 2)
-        x = signs(2, random.randint(1, 9), random.randint(9, 20), random.choice([random.randint(9, 40), 63, 64, 65, 112, 127, 128, 130]))
+        x = signs(
+            2,
+            random.randint(1, 9),
+            random.randint(9, 20),
+            random.choice([random.randint(9, 40), 63, 64, 65, 112, 127, 128, 130]),
+        )
         falling = torch.rand(x.shape[1]) < 0.5
         turn = torch.where(falling, -1.0, 1.0).view(-1, 1, 1)
         expected = turn * F.max_pool2d(turn * x, kernel, stride, padding, dilation)

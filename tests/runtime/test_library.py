@@ -4,7 +4,6 @@ import ctypes
 import subprocess
 
 import pytest
-
 from mptify.errors import MptifyError
 from mptify.registry import kernels
 from mptify.runtime import library as module
@@ -62,7 +61,10 @@ def test_the_structures_are_those_that_the_library_describes(tmp_path):
 )
 def test_a_library_with_other_structures_is_refused(tmp_path, old, new, why):
     assert old in layout()
-    with pytest.raises(MptifyError, match=rf"stub.so was built from other sources than this mptify: {why}\. Install mptify again"):
+    with pytest.raises(
+        MptifyError,
+        match=rf"stub.so was built from other sources .*: {why}\. Install mptify again",
+    ):
         Library(with_layout(tmp_path, layout().replace(old, new)))
 
 

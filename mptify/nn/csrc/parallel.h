@@ -12,32 +12,20 @@
 #include <dlfcn.h>
 #endif
 
-// The functions that compilers call for `#pragma omp parallel`, `for schedule(guided)` and
-// `barrier`. We look them up by name, so that the libraries neither need nor bring along an OpenMP
-// runtime: a second one would have threads of its own.
+// The functions behind `#pragma omp parallel` and `omp_get_thread_num()`. We look them up by name,
+// so that the libraries neither need nor bring along an OpenMP runtime: a second one would have
+// threads of its own.
 struct OpenMp {
   void (*parallel)(void (*)(void*), void*, unsigned threads, unsigned flags);
   int (*thread_num)();
-  int (*num_threads)();
-  bool (*loop_start)(long start, long end, long step, long chunk, long* begin, long* stop);
-  bool (*loop_next)(long* begin, long* stop);
-  void (*loop_end)();
-  void (*barrier)();
 
   // Null if no OpenMP runtime is in this process.
   static const OpenMp* get() {
     static const OpenMp found = {
         (decltype(parallel))find("GOMP_parallel"),
         (decltype(thread_num))find("omp_get_thread_num"),
-        (decltype(num_threads))find("omp_get_num_threads"),
-        (decltype(loop_start))find("GOMP_loop_guided_start"),
-        (decltype(loop_next))find("GOMP_loop_guided_next"),
-        (decltype(loop_end))find("GOMP_loop_end"),
-        (decltype(barrier))find("GOMP_barrier"),
     };
-    const bool is_whole = found.parallel && found.thread_num && found.num_threads &&
-                          found.loop_start && found.loop_next && found.loop_end && found.barrier;
-    return is_whole ? &found : nullptr;
+    return found.parallel && found.thread_num ? &found : nullptr;
   }
 
  private:
@@ -78,7 +66,8 @@ void run_parallel(int chunks, const Work& work) {
     return openmp->parallel(run, &task, (unsigned)chunks, 0);
   }
   std::vector<std::thread> others;
-  for (int chunk = 1; chunk < chunks; chunk++) others.emplace_back([&task, chunk] { task.run(chunk); });
+  for (int chunk = 1; chunk < chunks; chunk++)
+    others.emplace_back([&task, chunk] { task.run(chunk); });
   task.run(0);
   for (std::thread& other : others) other.join();
 }

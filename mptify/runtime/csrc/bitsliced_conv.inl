@@ -58,11 +58,11 @@ class Pieces {
 // work(pieces) on each thread, for words that lie in tiles of `tile` bytes.
 template <class Work>
 static void share_pieces(
-    const ConvShape& shape, int64_t tile, int64_t filters, Worker& worker, const Work& work) {
+    const ConvShape& shape, int64_t tile, int64_t filters, ThreadPool& pool, const Work& work) {
   const int64_t bytes = shape.out_height * shape.out_bytes;
   const WordKernel& widest = widest_kernel(tile);
   const int64_t words = (bytes + widest.bytes - 1) / widest.bytes;
-  worker.share(words * filters, 4, [&](Chunks& chunks) {
+  pool.share(words * filters, 4, [&](Chunks& chunks) {
     Pieces pieces(chunks, widest, bytes, filters);
     work(pieces);
   });
@@ -178,11 +178,11 @@ class PieceSums {
 };
 
 // Planes of signs.
-static void make_signs(const Step& step, const Buffers& buffers, Worker& worker) {
+static void make_signs(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   BitslicedLayer layer(step.conv, step.filters, buffers, step.input);
   layer.arguments.shortcut = buffers.at<uint8_t>(step.second_input);
   layer.arguments.out = buffers.at<uint8_t>(step.output);
-  share_pieces(step.conv.shape, step.conv.tile, step.filters, worker, [&](Pieces& pieces) {
+  share_pieces(step.conv.shape, step.conv.tile, step.filters, pool, [&](Pieces& pieces) {
     TilePlanes planes(layer);
     while (pieces.next())
       pieces.kernel->run(planes.arguments_for(pieces), pieces.at, pieces.begin, pieces.end);
@@ -190,12 +190,12 @@ static void make_signs(const Step& step, const Buffers& buffers, Worker& worker)
 }
 
 // The layer's output: float32, [filters][height][width].
-static void make_numbers(const Step& step, const Buffers& buffers, Worker& worker) {
+static void make_numbers(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   const BitslicedLayer layer(step.conv, step.filters, buffers, step.input);
   const ConvShape& shape = step.conv.shape;
   const int64_t row = 8 * shape.out_bytes;  // pixels, with those behind its end
   const Scale scale(step, buffers);
-  share_pieces(shape, step.conv.tile, step.filters, worker, [&](Pieces& pieces) {
+  share_pieces(shape, step.conv.tile, step.filters, pool, [&](Pieces& pieces) {
     TilePlanes planes(layer);
     while (pieces.next()) {
       PieceSums sums(planes.arguments_for(pieces), pieces);
@@ -215,6 +215,6 @@ static void make_numbers(const Step& step, const Buffers& buffers, Worker& worke
   });
 }
 
-static void run_bitsliced_conv(const Step& step, const Buffers& buffers, Worker& worker) {
-  (step.conv.odd < 0 ? make_signs : make_numbers)(step, buffers, worker);
+static void run_bitsliced_conv(const Step& step, const Buffers& buffers, ThreadPool& pool) {
+  (step.conv.odd < 0 ? make_signs : make_numbers)(step, buffers, pool);
 }

@@ -1,6 +1,6 @@
 // All planes of an image as one row of bits: channel by channel, row by row.
 
-static void flatten_image(const Step& step, const Buffers& buffers) {
+static void run_flatten(const Step& step, const Buffers& buffers, ThreadPool&) {
   const ConvShape& shape = step.conv.shape;
   const uint8_t* planes = buffers.at<uint8_t>(step.input);
   uint8_t* out = buffers.at<uint8_t>(step.output);
@@ -17,8 +17,4 @@ static void flatten_image(const Step& step, const Buffers& buffers) {
         bit += count;
       }
     }
-}
-
-static void run_flatten(const Step& step, const Buffers& buffers, Worker& worker) {
-  worker.single([&] { flatten_image(step, buffers); });
 }

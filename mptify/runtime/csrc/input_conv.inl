@@ -80,7 +80,7 @@ static inline void gather(
 
 // The workspace holds [channels][columns modulo the stride][padded rows][length] numbers, and 256
 // more that vectors read past the last row.
-static void run_input_conv(const Step& step, const Buffers& buffers, Worker& worker) {
+static void run_input_conv(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   const ConvArguments& conv = step.conv;
   const ConvShape& shape = conv.shape;
   const float* image = buffers.at<float>(step.input);
@@ -104,7 +104,7 @@ static void run_input_conv(const Step& step, const Buffers& buffers, Worker& wor
       std::fill(to + last, to + length, 0.0f);
     }
   };
-  worker.for_each(rows, 4, [&](int64_t begin, int64_t end) {
+  pool.for_each(rows, 4, [&](int64_t begin, int64_t end) {
     for (int64_t channel = 0; channel < shape.channels; channel++)
       for (int64_t row = begin; row < end; row++) pad_row(channel, row);
   });
@@ -121,7 +121,7 @@ static void run_input_conv(const Step& step, const Buffers& buffers, Worker& wor
       conv.stride,
       shape.stride_h * length,
   };
-  worker.for_each(shape.out_height, 1, [&](int64_t begin, int64_t end) {
+  pool.for_each(shape.out_height, 1, [&](int64_t begin, int64_t end) {
     convolve_rows(arguments, begin, end);
   });
 }

@@ -88,7 +88,7 @@ static void pool_row(
   }
 }
 
-static void run_max_pool(const Step& step, const Buffers& buffers, Worker& worker) {
+static void run_max_pool(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   const ConvShape& shape = step.conv.shape;
   const MaxPoolArguments arguments = {
       buffers.at<uint8_t>(step.input), buffers.at<uint8_t>(step.falling),
@@ -96,7 +96,7 @@ static void run_max_pool(const Step& step, const Buffers& buffers, Worker& worke
   };
   const int64_t reach = shape.pad_w + shape.kernel_w * shape.dilation_w + 64 * shape.stride_w;
   // Threads share rows, as in the layers before and behind it.
-  worker.for_each(shape.out_height, 2, [&](int64_t begin, int64_t end) {
+  pool.for_each(shape.out_height, 2, [&](int64_t begin, int64_t end) {
     if (arguments.is_short()) return pool_short(arguments, begin, end);
     PaddedRow most(shape.width, reach);
     for (int64_t channel = 0; channel < shape.channels; channel++)

@@ -1,6 +1,6 @@
 // Planes from numbers: a bit is 1 where the number is at least 0.
 
-static void run_pack(const Step& step, const Buffers& buffers, Worker& worker) {
+static void run_pack(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   const ConvShape& shape = step.conv.shape;
   const float* numbers = buffers.at<float>(step.input);
   uint8_t* planes = buffers.at<uint8_t>(step.output);
@@ -16,7 +16,7 @@ static void run_pack(const Step& step, const Buffers& buffers, Worker& worker) {
       row[x / 8] = (uint8_t)bits;
     }
   };
-  worker.for_each(shape.channels, 16, [&](int64_t begin, int64_t end) {
+  pool.for_each(shape.channels, 16, [&](int64_t begin, int64_t end) {
     for (int64_t channel = begin; channel < end; channel++)
       for (int64_t y = 0; y < shape.height; y++)
         pack_row(numbers + channel * step.strides[0] + y * step.strides[1],

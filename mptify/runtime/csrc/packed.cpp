@@ -20,13 +20,13 @@
 
 #include "bits.h"
 #include "step.h"
-#include "worker.h"
+#include "thread_pool.h"
 
 namespace {
 
 struct KernelEntry {
   const char* name;
-  void (*run)(const Step&, const Buffers&, Worker&);
+  void (*run)(const Step&, const Buffers&, ThreadPool&);
 };
 
 // All kernels for one instruction set.
@@ -115,10 +115,11 @@ void mptify_packed_run(
     const Step* steps, int64_t count, uint8_t* const* addresses, const int64_t* strides,
     int64_t images, int cpu, int threads) {
   const KernelEntry* kernels = (cpu < 0 ? cpus().back() : cpus()[cpu]).kernels;
-  run_workers(threads, [&](Worker& worker) {
+  ThreadPool pool(std::max(1, threads));
+  pool.work([&] {
     for (int64_t image = 0; image < images; image++)
       for (const Step* step = steps; step < steps + count; step++)
-        kernels[step->kernel].run(*step, Buffers{addresses, strides, image}, worker);
+        kernels[step->kernel].run(*step, Buffers{addresses, strides, image}, pool);
   });
 }
 

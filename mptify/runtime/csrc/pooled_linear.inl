@@ -1,7 +1,7 @@
 // A linear layer on the mean of each plane: it adds the planes' sums of ±1, which are integers, and
 // divides by the number of pixels at the end.
 
-static void run_pooled_linear(const Step& step, const Buffers& buffers, Worker& worker) {
+static void run_pooled_linear(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   const ConvArguments& conv = step.conv;
   const ConvShape& shape = conv.shape;
   const uint8_t* planes = buffers.at<uint8_t>(step.input);
@@ -11,7 +11,7 @@ static void run_pooled_linear(const Step& step, const Buffers& buffers, Worker& 
   float* out = buffers.at<float>(step.output);
   const int64_t pixels = shape.height * shape.width, last = (shape.width - 1) / 8;
   const unsigned last_bits = (unsigned)low_bits(shape.width - 8 * last);
-  worker.for_each(shape.channels, 64, [&](int64_t begin, int64_t end) {
+  pool.for_each(shape.channels, 64, [&](int64_t begin, int64_t end) {
     for (int64_t channel = begin; channel < end; channel++) {
       int64_t positive = 0;
       for (int64_t y = 0; y < shape.height; y++) {
@@ -30,7 +30,7 @@ static void run_pooled_linear(const Step& step, const Buffers& buffers, Worker& 
     return four[0] + four[1] + four[2] + four[3];
   };
   const Scale scale(step, buffers);
-  worker.for_each(step.filters, 64, [&](int64_t begin, int64_t end) {
+  pool.for_each(step.filters, 64, [&](int64_t begin, int64_t end) {
     for (int64_t f = begin; f < end; f++) {
       const int32_t* at = starts + 2 * f;
       const int32_t sum = total(at[1], at[2]) - total(at[0], at[1]);

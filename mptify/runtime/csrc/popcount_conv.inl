@@ -100,7 +100,7 @@ static void threshold_sums(
 }
 
 // The workspace holds the channels of each input pixel, and then the windows.
-static void run_popcount_conv(const Step& step, const Buffers& buffers, Worker& worker) {
+static void run_popcount_conv(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   const ConvArguments& conv = step.conv;
   const ConvShape& shape = conv.shape;
   const int64_t bytes = (shape.channels + 7) / 8, pixels = shape.out_height * shape.out_width;
@@ -108,10 +108,8 @@ static void run_popcount_conv(const Step& step, const Buffers& buffers, Worker& 
   const int64_t stride = (window + 31) / 32 * 32;
   uint8_t* input_pixels = buffers.at<uint8_t>(conv.workspace);
   uint8_t* windows = input_pixels + 8 * shape.in_bytes * shape.height * bytes;
-  worker.single([&] {
-    transpose_planes(buffers.at<uint8_t>(step.input), conv, input_pixels);
-    collect_windows(input_pixels, shape, stride, windows);
-  });
+  transpose_planes(buffers.at<uint8_t>(step.input), conv, input_pixels);
+  collect_windows(input_pixels, shape, stride, windows);
   const PopcountArguments arguments = {
       windows,
       buffers.at<uint8_t>(conv.weights),
@@ -125,7 +123,7 @@ static void run_popcount_conv(const Step& step, const Buffers& buffers, Worker& 
   const Scale scale(step, buffers);
   const int32_t* thresholds = buffers.at<int32_t>(step.thresholds);
   const uint8_t* shortcut = buffers.at<uint8_t>(step.second_input);
-  worker.for_each(step.filters, 4, [&](int64_t begin, int64_t end) {
+  pool.for_each(step.filters, 4, [&](int64_t begin, int64_t end) {
     std::vector<int32_t> sums((size_t)pixels);
     for (int64_t f = begin; f < end; f++) {
       sum_windows(arguments, f, sums.data());

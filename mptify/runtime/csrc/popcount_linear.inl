@@ -31,7 +31,7 @@ static void count_filters(const PopcountLinearArguments& arguments, int64_t begi
 }
 
 // Makes the layer's output; with thresholds (float32, as the sums) a vector of signs.
-static void run_popcount_linear(const Step& step, const Buffers& buffers, Worker& worker) {
+static void run_popcount_linear(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   const float* thresholds = buffers.at<float>(step.thresholds);
   const PopcountLinearArguments arguments = {
       buffers.at<uint8_t>(step.input),
@@ -42,16 +42,14 @@ static void run_popcount_linear(const Step& step, const Buffers& buffers, Worker
   };
   float* sums = arguments.out;
   const Scale scale(step, buffers);
-  worker.for_each(step.filters, 64, [&](int64_t begin, int64_t end) {
+  pool.for_each(step.filters, 64, [&](int64_t begin, int64_t end) {
     count_filters(arguments, begin, end);
     if (thresholds) return;
     for (int64_t f = begin; f < end; f++) sums[f] = scale.of(sums[f], f);
   });
   if (thresholds == nullptr) return;
-  worker.single([&] {
-    uint8_t* bits = buffers.at<uint8_t>(step.output);
-    std::memset(bits, 0, (size_t)(step.filters + 7) / 8);
-    for (int64_t f = 0; f < step.filters; f++)
-      bits[f / 8] |= (uint8_t)((sums[f] >= thresholds[f]) << f % 8);
-  });
+  uint8_t* bits = buffers.at<uint8_t>(step.output);
+  std::memset(bits, 0, (size_t)(step.filters + 7) / 8);
+  for (int64_t f = 0; f < step.filters; f++)
+    bits[f / 8] |= (uint8_t)((sums[f] >= thresholds[f]) << f % 8);
 }

@@ -31,13 +31,13 @@ static void compare_sums(
 #endif
 }
 
-static void run_residual_add(const Step& step, const Buffers& buffers, Worker& worker) {
+static void run_residual_add(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   const BitslicedLayer first(step.conv, step.filters, buffers, step.input);
   const BitslicedLayer second(step.second_conv, step.filters, buffers, step.second_input);
   const int16_t* table = buffers.at<int16_t>(step.table) + step.span / 2;
   uint8_t* out = buffers.at<uint8_t>(step.output);
   const int64_t tile = std::gcd(step.conv.tile, step.second_conv.tile);
-  share_pieces(step.conv.shape, tile, step.filters, worker, [&](Pieces& pieces) {
+  share_pieces(step.conv.shape, tile, step.filters, pool, [&](Pieces& pieces) {
     TilePlanes first_planes(first), second_planes(second);
     const int64_t span = step.span, stride = step.conv.stride;
     while (pieces.next()) {

@@ -11,12 +11,12 @@ struct NumbersOfByte {
 
 static constexpr NumbersOfByte NUMBERS_OF_BYTE{};
 
-static void run_unpack(const Step& step, const Buffers& buffers, Worker& worker) {
+static void run_unpack(const Step& step, const Buffers& buffers, ThreadPool& pool) {
   const ConvShape& shape = step.conv.shape;
   const uint8_t* planes = buffers.at<uint8_t>(step.input);
   float* numbers = buffers.at<float>(step.output);
   const float* table = NUMBERS_OF_BYTE.numbers;
-  worker.for_each(shape.channels, 16, [&](int64_t begin, int64_t end) {
+  pool.for_each(shape.channels, 16, [&](int64_t begin, int64_t end) {
     for (int64_t channel = begin; channel < end; channel++)
       for (int64_t y = 0; y < shape.height; y++) {
         const uint8_t* row = planes + channel * step.conv.in_stride + y * shape.in_bytes;

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mptify.errors import MptifyError
 from mptify.registry import kernels
-from mptify.runtime.fusion import Pattern, shape_of
+from mptify.runtime.fusion import Pattern
 from mptify.runtime.kernel import Candidate, LayerKernel
+from mptify.runtime.nodes import shape_of
 from mptify.runtime.survivors import list_survivors, validate_starts
 from mptify.runtime.values import Bits, Numbers, Value
 
