@@ -5,14 +5,14 @@
 // smaller the fewer are left. But there is no barrier: a loop has ended when all of its chunks are
 // done, whoever did them, and no thread waits for one that the system has not scheduled.
 //
-// ResNet-18 on two threads (AMD EPYC, two cores), medians of alternating runs. Idle: the speedup
-// over one thread that `mptify bench inference resnet18 --threads 2 --no-nodes --rounds 15` shows.
-// Busy: milliseconds per image while other processes use both cores.
+// ResNet-18 on two threads (AMD EPYC, two cores). Idle: the speedup over one thread that
+// `mptify bench inference resnet18 --threads 2 --no-nodes --rounds 15` shows, median of at least
+// three alternating runs. Busy: mean milliseconds per image beside two busy loops, two runs of 60.
 //
 //                                                       idle   busy
-//     work stealing, as it was here before              1.80   16 ms
-//     this                                              1.72   12-16 ms
-//     OpenMP's guided schedule, a barrier per loop      1.78   140-170 ms
+//     work stealing, as it was here before              1.79   3, 16
+//     this                                              1.81   5, 25
+//     OpenMP's guided schedule, a barrier per loop      1.78   40, 111
 //     OpenMP's dynamic schedule, 4 chunks per thread    1.73   -
 #pragma once
 
@@ -60,7 +60,7 @@ class ThreadPool {
       do {
         first_ = (int64_t)(seen & LOW);
         if (seen >> 32 != loop_ || first_ >= total_) return false;  // the loop has ended
-        last_ = first_ + std::max<int64_t>(1, (total_ - first_) / (2 * pool_.threads));
+        last_ = first_ + std::max<int64_t>(1, (total_ - first_) / pool_.threads);
       } while (!pool_.next_.compare_exchange_weak(
           seen, loop_ << 32 | (uint64_t)last_, std::memory_order_acq_rel,
           std::memory_order_acquire));
