@@ -23,16 +23,9 @@ from typing import Any, Generic, TypeVar
 from mptify.errors import BadConfig, first_line
 
 __all__ = [
-    "PLUGIN_GROUP",
-    "Registry",
-    "data_sources",
-    "export_targets",
-    "import_plugin",
-    "init_schemes",
-    "methods",
-    "quantizers",
-    "scopes",
-]
+    "PLUGIN_GROUP", "Registry", "data_sources", "export_targets", "import_plugin", "init_schemes",
+    "kernels", "methods", "quantizers", "scopes",
+]  # fmt: skip
 
 PLUGIN_GROUP = "mptify.plugins"
 Variant = TypeVar("Variant")
@@ -92,6 +85,16 @@ class Registry(Generic[Variant]):
         self._import_home()
         return sorted(self._variants)
 
+    def all(self) -> dict[str, Variant]:
+        """All variants by name: the built-in ones and those of every installed plugin."""
+        self._import_home()
+        _import_plugins()
+        return dict(sorted(self._variants.items()))
+
+    def name_of(self, variant: Variant) -> str | None:
+        """The name that a variant is registered by, or None."""
+        return next((name for name, known in self._variants.items() if known is variant), None)
+
     def _import_home(self) -> None:
         importlib.import_module(self.home)
 
@@ -134,3 +137,4 @@ export_targets: Registry[Callable[..., Any]] = Registry("export target", "mptify
 scopes: Registry[Callable[..., Any]] = Registry("pruning scope", "mptify.nn.scopes")
 quantizers: Registry[Callable[..., Any]] = Registry("quantizer", "mptify.nn.quantizers")
 methods: Registry[Any] = Registry("search method", "mptify.training.methods")
+kernels: Registry[Any] = Registry("runtime kernel", "mptify.runtime.kernels")

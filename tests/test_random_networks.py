@@ -127,7 +127,7 @@ def test_a_packed_program_computes_the_same(seed):
         assert layers_in_graphs(ticketed) == []
 
 
-NOT_PACKED = "No part of this network has a graph that could be packed: it runs as a float32 network."
+NOT_PACKED = "No part of this network has a graph to pack: it runs as a float32 network."
 
 
 def layers_in_graphs(ticketed):

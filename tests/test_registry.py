@@ -18,6 +18,11 @@ from mptify.errors import BadConfig
 from mptify.models import conv2
 from mptify.nn import init
 from mptify.registry import Registry, import_plugin, init_schemes
+from mptify.runtime.kernel import Candidate, TorchKernel
+from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
+from mptify.runtime.kernels.popcount_conv import PopcountConv
+from mptify.runtime.library import library
+from mptify.runtime.serialize import serialize
 from mptify.surgery.invariants import real_inputs
 from tests.helpers import plugin
 from tests.helpers.cli import run, works
@@ -264,3 +269,63 @@ def test_a_composite_is_converted_whole_or_not_at_all():
         "pair.left": "asked: excluded (its module is converted whole)",
         "pair.right": "asked: excluded (its module is converted whole)",
     }
+# -- runtime kernels ---------------------------------------------------------------------------------------------------
+
+packs = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
+TWO_CHANNELS = "mptify:conv2_x0.03"  # whose second convolution reads two channels of signs
+
+
+def two_channel_ticket():
+    torch.manual_seed(0)
+    ticketed = mptify.transform(TWO_CHANNELS, bits="1/1", prune=0.4).train()
+    x = torch.randint(-24, 25, (4, 3, 32, 32)) / 8
+    with torch.no_grad():
+        ticketed(x)
+    return ticketed.eval(), x
+
+
+@packs
+def test_a_kernel_from_outside_is_packed_exported_and_loaded(tmp_path):
+    ticketed, x = two_channel_ticket()
+    program = mptify.pack(ticketed, x)
+    assert sum(isinstance(module, plugin.ToyConv) for module in program.modules()) == 1
+    path = tmp_path / "a.ticket"
+    mptify.save(ticketed, path, TWO_CHANNELS)
+    works("--plugin", plugin.__name__, "export", path, "--to", "packed")
+    loaded = mptify.load(path.with_suffix(".packed"))
+    assert sum(isinstance(module, plugin.ToyConv) for module in loaded.modules()) == 1
+    with torch.no_grad():
+        for run_it in (program, loaded):
+            assert torch.equal(run_it(x), ticketed(x))
+
+
+@packs
+def test_a_packed_file_asks_for_the_package_of_its_kernel(tmp_path):
+    """In a process of its own, which does not import the plugin."""
+    ticketed, _ = two_channel_ticket()
+    path = tmp_path / "a.ticket"
+    mptify.save(ticketed, path, TWO_CHANNELS)
+    works("--plugin", plugin.__name__, "export", path, "--to", "packed")
+    command = [sys.executable, "-c", "import mptify, sys; mptify.load(sys.argv[1])", str(path.with_suffix(".packed"))]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert "There is no runtime kernel 'toy_conv'; there are bitsliced_conv" in found.stderr
+    assert "mptify --plugin PACKAGE" in found.stderr
+
+
+@packs
+def test_the_cheapest_kernel_is_used(monkeypatch):
+    ticketed, x = two_channel_ticket()
+    expensive = classmethod(lambda cls, pattern: Candidate(1e12, lambda: cls(pattern)))
+    monkeypatch.setattr(plugin.ToyConv, "candidate", expensive)
+    program = mptify.pack(ticketed, x)
+    assert not any(isinstance(module, plugin.ToyConv) for module in program.modules())
+    assert any(isinstance(module, (BitslicedConv, PopcountConv)) for module in program.modules())
+
+
+def test_a_kernel_that_nobody_registered_is_not_stored():
+    class Unknown(TorchKernel):
+        pass
+
+    with pytest.raises(mptify.MptifyError, match=r"Unknown is not a registered kernel.*mptify\.registry\.kernels"):
+        serialize(Unknown())

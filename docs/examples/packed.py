@@ -6,7 +6,7 @@ import mptify
 from mptify.models import resnet18_cifar
 
 model = mptify.transform(resnet18_cifar(), bits="1/1", prune=0.75).eval()
-images = torch.randint(-8, 9, (2, 3, 32, 32)) / 8  # numbers whose sums are exact, for the last line's sake
+images = torch.randint(-8, 9, (2, 3, 32, 32)) / 8  # sums of these are exact
 program = mptify.pack(model, images)
 with torch.no_grad():
     print("the same logits:", torch.equal(program(images), model(images)))

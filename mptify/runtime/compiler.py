@@ -1,10 +1,10 @@
-"""From a ticket model to a packed program: the same graph, with binary layers on bit planes and the rest as it was."""
+"""From a ticket model to a packed program: the same graph, with kernels for its binary layers."""
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,63 +14,113 @@ from torch.utils._pytree import tree_leaves
 from mptify.errors import MptifyError, shown
 from mptify.nn.layers import Ticketed, WeightState
 from mptify.nn.quantizers import Sign
-from mptify.runtime.bitsliced import BitslicedConv
-from mptify.runtime.chains import LAYOUT, in_chains
-from mptify.runtime.joined import JoinedConv
-from mptify.runtime.kernels import kernel_for_means, kernel_for_sums, kernels_for
+from mptify.runtime.fusion import Fusion, Pattern
+from mptify.runtime.kernel import Kernel, NativeKernel, TorchKernel
+from mptify.runtime.kernels.concat import Concat
+from mptify.runtime.kernels.flatten import Flatten
+from mptify.runtime.kernels.max_pool import MaxPool
+from mptify.runtime.kernels.pack import Pack
+from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.library import library
-from mptify.runtime.linear import PopcountLinear
-from mptify.runtime.means import MeanLinear
-from mptify.runtime.parts import pack_parts, propagate
-from mptify.runtime.pixels import PixelConv
-from mptify.runtime.planes import LAYOUTS, Concat, Flatten, Kernel, Layer, Pack, Unpack
-from mptify.runtime.pooling import Pool
-from mptify.runtime.tails import Tail, Tails, is_concat, is_plain_pool, is_through, module_of
-from mptify.runtime.windows import WindowConv
+from mptify.runtime.nodes import is_concat, is_identity, is_plain_pool, module_of
+from mptify.runtime.partition import LAYOUT, partition
+from mptify.runtime.selection import select_kernel
+from mptify.runtime.subgraphs import pack_subgraphs, propagate_shapes
+from mptify.runtime.values import LAYOUTS
 from mptify.surgery.hooks import copy_hooks_, is_hooked
 
-__all__ = ["compiled", "pack", "packed_layers"]
+__all__ = ["compile_graph", "pack", "packed_layers"]
 
 
 def pack(model: nn.Module, example: Any = None) -> nn.Module:
-    """A packed program of a 1/1 ticket model on a CPU: takes and returns ordinary tensors, for inference only.
+    """Make a packed program from a 1/1 ticket model: for inference on a CPU.
 
-    `example` is an input of the size that it will be used with, or a tuple of all that the model takes; other sizes work too. A network
-    of timm's or torchvision's needs none: it is run on an image of the size that it was made for. Of networks that no graph holds as a
-    whole, such as detectors, the parts that have one are packed. Where mptify was installed without a C++ compiler, the model itself
-    is returned, with a warning.
+    The program takes and returns ordinary tensors. If only parts of a network have a graph, as in
+    detectors, those parts are packed.
+
+    Args:
+        model: A ticket model in `eval()`.
+        example: An input of the usual size, or a tuple of all arguments of the model. Other sizes
+            work too. Networks of timm and torchvision need none.
+
+    Returns:
+        The program; or the model itself, with a warning, if mptify was installed without a C++
+        compiler.
+
+    Raises:
+        MptifyError: The model is not a 1/1 ticket model in `eval()` on a CPU, or can't take the
+            example.
     """
     if not isinstance(model, nn.Module):
-        raise MptifyError(f"A ticket model is needed to pack, not {shown(model)}.")
+        raise MptifyError(f"mptify.pack takes a ticket model, not {shown(model)}.")
     if model.training:
-        raise MptifyError("A packed program is made from a model in eval(); call model.eval() first.")
-    if not any(isinstance(module, Ticketed) and module.scales_output for module in model.modules()):
-        raise MptifyError("Packed programs are for 1/1 tickets: what 1/32 tickets gain is size, not speed.")
+        raise MptifyError("mptify.pack takes a model in eval(); call model.eval() first.")
+    layers = [module for module in model.modules() if isinstance(module, Ticketed)]
+    if not any(layer.scales_output for layer in layers):
+        raise MptifyError("Packed programs are for 1/1 tickets; 1/32 tickets run as float32.")
     arguments = _arguments(model, example)
     given = [one for one in tree_leaves(arguments) if isinstance(one, Tensor)]
     if any(tensor.device.type != "cpu" for tensor in (*_state_of(model), *given)):
         raise MptifyError("Packed programs run on CPUs; call model.cpu() first.")
     if library is None:
-        warnings.warn("mptify was installed without a C++ compiler: this model runs as a float32 network.", stacklevel=2)
+        warnings.warn(
+            "mptify was installed without a C++ compiler: this model runs as a float32 network.",
+            stacklevel=2,
+        )
         return model
     with torch.no_grad():
         if not isinstance(model, fx.GraphModule):
-            return _with_hooks_of(model, pack_parts(model, arguments, compiled))
+            return _with_hooks_of(model, pack_subgraphs(model, arguments, compile_graph))
         try:
-            propagate(model, arguments)
-        except Exception:  # whatever torch's operations make of what they were given
+            propagate_shapes(model, arguments)
+        except Exception:  # whatever torch's operations make of the example
             sizes = " and ".join("×".join(map(str, one.shape)) for one in given) or shown(example)
-            raise MptifyError(f"The network can't take an input of {sizes}; pass one that it can: mptify.pack(model, example).") from None
-        return _with_hooks_of(model, compiled(model))
+            raise MptifyError(
+                f"The network can't take an input of {sizes}; pass one that it can: "
+                "mptify.pack(model, example)."
+            ) from None
+        return _with_hooks_of(model, compile_graph(model))
+
+
+def packed_layers(program: nn.Module) -> list[Any]:
+    """The kernels with weights: they have `weight_count`, `survivor_count` and `weight_bytes`."""
+    return [
+        module
+        for module in program.modules()
+        if isinstance(module, Kernel) and "weight_count" in module.SETTINGS
+    ]
+
+
+def compile_graph(
+    model: fx.GraphModule, kernels: Mapping[str, Kernel] | None = None
+) -> fx.GraphModule:
+    """The program of a model whose nodes know their shapes.
+
+    Args:
+        model: A ticket model.
+        kernels: Kernels by name, from a file. They replace the layers, and no others do.
+
+    Raises:
+        KeyError: A kernel does not suit the layer that it would replace.
+    """
+    program = _Compiler(model, kernels).run()
+    for name, value in vars(model).items():  # num_classes and the like, which other code reads
+        if not name.startswith("_") and not callable(value) and not hasattr(program, name):
+            setattr(program, name, value)
+            preserved = program.meta.setdefault("_user_preserved_attributes", {})
+            preserved[name] = value  # fx copies these with the module
+    return program
 
 
 def _with_hooks_of(model: nn.Module, program: nn.Module) -> nn.Module:
-    """The program, unless hooks of the model wait for modules that it has kernels for."""
+    """The program with the model's hooks, unless they are on modules that kernels replaced."""
     copy_hooks_(model, program)
     kept = dict(program.named_modules())
     for name, module in model.named_modules():
         if is_hooked(module) and not (name in kept and is_hooked(kept[name])):
-            raise MptifyError(f"{name} has hooks, which would not be called in a packed program; remove them first.")
+            raise MptifyError(
+                f"{name} has hooks, which a packed program would not call; remove them first."
+            )
     return program
 
 
@@ -82,163 +132,139 @@ def _arguments(model: nn.Module, example: Any) -> tuple[Any, ...]:
     return (_usual_input(model) if example is None else example,)
 
 
-def compiled(model: fx.GraphModule, kernels: Mapping[str, Kernel] | None = None) -> fx.GraphModule:
-    """The program of a model whose nodes know their shapes; with `kernels`, by name, these and no others take the place of its layers."""
-    program = _Compiler(model, kernels).run()
-    plain = {name: value for name, value in vars(model).items() if not name.startswith("_") and not callable(value)}
-    for name, value in plain.items():  # what other code may read: num_classes and the like
-        if not hasattr(program, name):
-            setattr(program, name, value)
-            program.meta.setdefault("_user_preserved_attributes", {})[name] = value  # else fx would not copy it
-    return program
-
-
 def _usual_input(model: nn.Module) -> Tensor:
     config: Any = getattr(model, "pretrained_cfg", None)
     if hasattr(config, "get") and config.get("input_size"):
         return torch.zeros(1, *config.get("input_size"))
     if getattr(model, "original_module", type(model).__module__).startswith("torchvision."):
         return torch.zeros(1, 3, 224, 224)
-    raise MptifyError("Nobody but you knows what this network takes; pass an input of the usual size: mptify.pack(model, example).")
+    raise MptifyError(
+        "This network does not say which input it takes; pass one of the usual size: "
+        "mptify.pack(model, example)."
+    )
 
 
 def _state_of(model: nn.Module) -> Iterator[Tensor]:
     """All tensors but the weights of layers that fetch them."""
     for module in model.modules():
         if not (isinstance(module, Ticketed) and module.state is WeightState.LAZY):
-            yield from (tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None)
-
-
-def packed_layers(program: nn.Module) -> list[Any]:
-    """The layers of a program that run on kernels, with their `weight_count`, `survivor_count` and `weight_bytes`."""
-    kinds = (BitslicedConv, MeanLinear, PixelConv, PopcountLinear, WindowConv)
-    return [module for module in program.modules() if isinstance(module, kinds)]
-
-
-_READS: dict[str, Any] = {"channels": (BitslicedConv, WindowConv), "tokens": (BitslicedConv, WindowConv), "vectors": PopcountLinear}
+            tensors = (*module._parameters.values(), *module._buffers.values())
+            yield from (tensor for tensor in tensors if tensor is not None)
 
 
 class _Compiler:
+    """Builds the program node by node. A value can exist as numbers, as planes, or as both."""
+
     def __init__(self, model: fx.GraphModule, given: Mapping[str, Kernel] | None):
         self.model, self.given = model, given
         self.modules = dict(model.named_modules())
-        self.tails = Tails(model)
-        self.binary = self.tails.binary
+        self.fusion = Fusion(model)
+        self.binary = self.fusion.binary
         self.root = nn.Module()
         self.graph = fx.Graph()
-        self.floats: dict[fx.Node, fx.Node] = {}
+        self.numbers: dict[fx.Node, fx.Node] = {}
         self.planes: dict[tuple[fx.Node, str], fx.Node] = {}
-        self.before_sign: dict[fx.Node, fx.Node] = {}  # of signs that are not taken yet: what to take them of
+        self.before_sign: dict[fx.Node, fx.Node] = {}  # what a sign, not taken yet, is taken of
 
     def run(self) -> fx.GraphModule:
-        absorbed = {node for some in (self.tails.of, self.tails.heads) for whole in some.values() for node in whole.nodes}
+        patterns = self.fusion.patterns.values()
+        fused = {node for pattern in patterns for node in pattern.nodes}
         for node in self.model.graph.nodes:
-            if node not in absorbed:
+            if node not in fused:
                 self.convert(node)
-        return in_chains(fx.GraphModule(self.root, self.graph, f"Packed{type(self.model).__name__}"))
+        name = f"Packed{type(self.model).__name__}"
+        return partition(fx.GraphModule(self.root, self.graph, name))
 
     def convert(self, node: fx.Node) -> None:
         module = module_of(node, self.modules)
         source: Any = node.args[0] if node.args else None
-        if isinstance(module, Sign):
-            self.take_sign(node, source)
-        elif is_through(module) and node in self.binary:
-            self.hand_on(source, node)
-        elif is_plain_pool(module) and node in self.binary:
-            self.planes[node, "channels"] = self.call(node, Pool(module, None), self.planes_of(source, "channels"), layout="channels")
-        elif node in self.binary and is_concat(node):
-            parts = [self.planes_of(one, "channels") for one in source]
-            self.planes[node, "channels"] = self.call(node, Concat(), *parts, layout="channels")
-        elif node in self.binary:
-            self.planes[node, "vectors"] = self.call(node, Flatten(), self.planes_of(source, "channels"), layout="vectors")
-        elif not (self.pack_head(node) if node in self.tails.heads else self.pack_alone(node)):
-            if node.op in ("call_module", "get_attr"):
-                _put(self.root, str(node.target), operator.attrgetter(str(node.target))(self.model))
-            self.floats[node] = self.graph.node_copy(node, self.float_of)
-
-    # -- layers ----------------------------------------------------------------------------------------------------------------
-
-    def take_sign(self, node: fx.Node, source: fx.Node) -> None:
-        tail = self.tails.of.get(node)
-        if tail is not None and self.pack_tail(node, tail):
+        pattern = self.fusion.patterns.get(node) or self.fusion.match_layer(node)
+        if pattern is not None and self.place_kernel(node, pattern):
             return
-        for one in tail.nodes if tail is not None else ():  # as if there were no such tail
+        for one in pattern.nodes if pattern is not None else ():  # each node by itself
             self.convert(one)
-        self.before_sign[node] = self.float_of(source)
+        if isinstance(module, Sign):
+            self.before_sign[node] = self.numbers_of(source)
+        elif node not in self.binary:
+            if node.op in ("call_module", "get_attr"):
+                value = operator.attrgetter(str(node.target))(self.model)
+                _set_submodule(self.root, str(node.target), value)
+            self.numbers[node] = self.graph.node_copy(node, self.numbers_of)
+        elif is_identity(module):
+            self.alias(source, node)
+        else:
+            self.convert_binary(node, module, source)
 
-    def pack_tail(self, sign: fx.Node, tail: Tail) -> bool:
-        """Whether there is a kernel for a layer with all that stands between it and the sign."""
-        branch, layout = tail.branch, tail.branch.layout
-        binary = branch.source in self.binary
-        if not binary and (layout != "channels" or tail.other is not None or tail.shortcut is not None):
+    def convert_binary(self, node: fx.Node, module: Any, source: Any) -> None:
+        """A max-pool, a concatenation or a flattening of signs."""
+        kernel: NativeKernel
+        if is_concat(node):
+            kernel, inputs, layout = Concat(), source, "channels"
+        elif is_plain_pool(module):
+            kernel, inputs, layout = MaxPool.of(module), [source], "channels"
+        else:
+            kernel, inputs, layout = Flatten(), [source], "vectors"
+        planes = [self.planes_of(one, "channels") for one in inputs]
+        self.planes[node, layout] = self.call(node, kernel, *planes, layout=layout)
+
+    # -- kernels -------------------------------------------------------------------------------
+
+    def place_kernel(self, node: fx.Node, pattern: Pattern) -> bool:
+        """Whether there is a kernel for a pattern; `node` is its result."""
+        layer = pattern.branch.node
+        name = _module_name(layer.name) if pattern.makes_signs else f"{layer.name}_sums"
+        found = select_kernel(pattern) if self.given is None else self.given_kernel(name, pattern)
+        if found is None:
             return False
-        if tail.other is not None and tail.other.source not in self.binary:
-            return False
-        made = self.kernels_of(_free(branch.node.name), tail.pool is not None, lambda: kernels_for(tail, binary))
-        self.require(made, JoinedConv if tail.other is not None else _READS[layout] if binary else PixelConv, signs=True)
-        if made is None:
-            return False
-        inputs = [self.planes_of(branch.source, layout) if binary else self.float_of(branch.source)]
-        if tail.other is not None:
-            inputs.append(self.planes_of(tail.other.source, tail.other.layout))
-        if tail.shortcut is not None:
-            inputs.append(self.planes_of(tail.shortcut, layout))
-        kernel, pool = made
-        value = self.call(branch.node, kernel, *inputs, layout=layout)
+        kernel, pool = found
+        layout, suffix = pattern.branch.layout, "" if pattern.makes_signs else "sums"
+        in_torch = isinstance(kernel, TorchKernel)
+        makes_planes = pattern.makes_signs and not in_torch
+        value = self.call(
+            layer,
+            kernel,
+            *self.inputs_of(pattern, in_torch),
+            name=suffix,
+            layout=layout if makes_planes else "",
+        )
+        if not pattern.makes_signs:
+            self.numbers[node] = value
+            return True
+        if in_torch:
+            value = self.call(layer, Pack(layout), value, name="pack", layout=layout)
         if pool is not None:
-            value = self.call(branch.node, pool, value, name="pool", layout=layout)
-        self.planes[sign, layout] = value
+            value = self.call(layer, pool, value, name="pool", layout=layout)
+        self.planes[node, layout] = value
         return True
 
-    def kernels_of(self, name: str, pools: bool, make: Callable[[], tuple[Kernel, Pool | None] | None]) -> Any:
-        """The kernel of a layer, and that of the max-pool behind it."""
-        if self.given is None:
-            return make()
-        return (self.given[name], self.given[f"{name}_pool"] if pools else None) if name in self.given else None
+    def inputs_of(self, pattern: Pattern, in_torch: bool) -> list[fx.Node]:
+        """What a kernel reads: planes of signs, or numbers; a kernel in Python always numbers."""
+        layout = "channels" if pattern.averages else pattern.branch.layout
+        sources = [(pattern.source, layout, pattern.reads_signs)]
+        if pattern.other is not None:
+            other = pattern.other
+            sources.append((other.source, other.layout, pattern.other_reads_signs))
+        if pattern.shortcut is not None:
+            sources.append((pattern.shortcut, layout, True))
+        return [
+            self.planes_of(source, layout) if signs and not in_torch else self.numbers_of(source)
+            for source, layout, signs in sources
+        ]
 
-    def require(self, made: Any, kinds: Any, signs: bool) -> None:
-        """That kernels which were given suit their place."""
-        if self.given is not None and made is not None:
-            kernel, pool = made
-            suits = isinstance(kernel, kinds) and isinstance(pool, (Pool, type(None)))
-            if suits and isinstance(kernel, Layer):  # signs have thresholds, numbers a gain
-                suits = (kernel.thresholds is not None, kernel.gain is None) == (signs, signs)
-            if not suits:
-                raise KeyError(f"a {type(kernel).__name__} stands where none belongs")
+    def given_kernel(self, name: str, pattern: Pattern) -> tuple[Kernel, Kernel | None] | None:
+        """The kernel of this name from a file, and that of the max-pool behind it."""
+        assert self.given is not None
+        if name not in self.given:
+            return None
+        kernel = self.given[name]
+        pool = None if pattern.pool is None else self.given[f"{name}_pool"]
+        if not kernel.suits(pattern) or not isinstance(pool, (MaxPool, type(None))):
+            raise KeyError(f"{name}: a {type(kernel).__name__} can't replace this layer")
+        return kernel, pool
 
-    def pack_head(self, node: fx.Node) -> bool:
-        """Whether there is a kernel for a layer with the average pool before it."""
-        head = self.tails.heads[node]
-        made = self.kernels_of(f"{node.name}_sums", False, lambda: kernel_for_means(head))
-        self.require(made, MeanLinear, signs=False)
-        if made is None:
-            for one in head.nodes:  # as if they did not belong together
-                self.convert(one)
-            return False
-        self.finish(head.branch, made[0], self.planes_of(head.signs, "channels"))
-        return True
+    # -- values --------------------------------------------------------------------------------
 
-    def pack_alone(self, node: fx.Node) -> bool:
-        """Whether there is a kernel for a layer whose output is wanted as numbers."""
-        branch = self.tails.layer_at(node)
-        if branch is None or branch.source not in self.binary:
-            return False
-        made = self.kernels_of(f"{node.name}_sums", False, lambda: kernel_for_sums(branch))
-        self.require(made, _READS[branch.layout], signs=False)
-        if made is None:
-            return False
-        self.finish(branch, made[0], self.planes_of(branch.source, branch.layout))
-        return True
-
-    def finish(self, branch: Any, kernel: Any, planes: fx.Node) -> None:
-        """A kernel that gives what the layer does."""
-        if self.given is None:
-            kernel.scale_(branch.layer.gain, branch.layer.output_bias)
-        self.floats[branch.node] = self.call(branch.node, kernel, planes, name="sums")
-
-    # -- values --------------------------------------------------------------------------------------------------------------------
-
-    def hand_on(self, source: fx.Node, node: fx.Node) -> None:
+    def alias(self, source: fx.Node, node: fx.Node) -> None:
         if source in self.before_sign:
             self.before_sign[node] = self.before_sign[source]
         for layout in LAYOUTS:
@@ -247,21 +273,26 @@ class _Compiler:
 
     def planes_of(self, node: fx.Node, layout: str) -> fx.Node:
         if (node, layout) not in self.planes:
-            numbers = self.before_sign[node] if node in self.before_sign else self.float_of(node)
-            self.planes[node, layout] = self.call(node, Pack(layout), numbers, name=layout, layout=layout)
+            is_open = node in self.before_sign
+            numbers = self.before_sign[node] if is_open else self.numbers_of(node)
+            packed = self.call(node, Pack(layout), numbers, name=layout, layout=layout)
+            self.planes[node, layout] = packed
         return self.planes[node, layout]
 
-    def float_of(self, node: Any) -> Any:
-        if node not in self.floats and node in self.before_sign:
-            self.floats[node] = self.call(node, Sign(), self.before_sign[node], name="sign")
-        elif node not in self.floats:
-            planes = next(self.planes[node, layout] for layout in LAYOUTS if (node, layout) in self.planes)
-            self.floats[node] = self.call(node, Unpack(), planes, name="unpack")
-        return self.floats[node]
+    def numbers_of(self, node: Any) -> Any:
+        if node not in self.numbers and node in self.before_sign:
+            self.numbers[node] = self.call(node, Sign(), self.before_sign[node], name="sign")
+        elif node not in self.numbers:
+            known = [layout for layout in LAYOUTS if (node, layout) in self.planes]
+            planes = self.planes[node, known[0]]
+            self.numbers[node] = self.call(node, Unpack(), planes, name="unpack")
+        return self.numbers[node]
 
-    def call(self, node: fx.Node, module: nn.Module, *args: Any, name: str = "", layout: str = "") -> fx.Node:
-        """`layout` is that of the planes that come out, if planes do."""
-        path = f"{node.name}_{name}" if name else _free(node.name)
+    def call(
+        self, node: fx.Node, module: nn.Module, *args: Any, name: str = "", layout: str = ""
+    ) -> fx.Node:
+        """Call a module; `layout` is that of the planes it makes, if it makes planes."""
+        path = f"{node.name}_{name}" if name else _module_name(node.name)
         self.root.add_module(path, module)
         made = self.graph.call_module(path, args)
         made.name = path
@@ -270,12 +301,12 @@ class _Compiler:
         return made
 
 
-def _free(name: str) -> str:
+def _module_name(name: str) -> str:
     """A name that a dictionary of modules can have."""
     return f"{name}_layer" if hasattr(nn.ModuleDict, name) else name
 
 
-def _put(root: nn.Module, path: str, value: Any) -> None:
+def _set_submodule(root: nn.Module, path: str, value: Any) -> None:
     *prefix, name = path.split(".")
     for part in prefix:
         if part not in root._modules:

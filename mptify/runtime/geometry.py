@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from mptify.errors import MptifyError
-from mptify.runtime.library import Shape, word_bytes
-from mptify.runtime.planes import row_bytes, whole_words
+from mptify.runtime.library import word_bytes
+from mptify.runtime.values import row_bytes, whole_words
 
-__all__ = ["CLASSES", "Geometry", "Layout", "fits"]
+__all__ = ["CLASSES", "Geometry", "TileLayout", "Window", "fits"]
 
-_OFFSETS = 1 << 16  # that 16 bits can tell apart
-_MOST_GROUPS = 64  # of classes
-_NEAR = 24 << 10  # bytes that stay in the cache that is nearest, beside all else that a kernel reads
-_STRIP = 16 << 10  # bytes that a strip has at the most, if it need not have more
-_USES = 8  # of a plane, that pay for cutting it into strips
+CLASSES = 3  # classes of pixels in a group
 
-CLASSES = 3  # of pixels, in a group
+_OFFSETS = 1 << 16  # what 16 bits can tell apart
+_MAX_GROUPS = 64  # of classes; MAX_GROUPS in bitsliced_conv.inl
+_L1_BYTES = 24 << 10  # planes that stay in the L1 cache beside everything else a kernel reads
+_TILE_BYTES = 16 << 10  # the size that tiles aim at
+_MIN_USES = 8  # uses of each plane that make up for cutting it into tiles
+
+
+@dataclass(frozen=True)
+class Window:
+    """The window of a pool: rows and columns of each."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    def to_json(self) -> Any:
+        return astuple(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Window:
+        if not isinstance(value, (list, tuple)) or len(value) != 4:
+            raise ValueError(f"{value!r} is not a window")
+        window = cls(*(_pair(pair) for pair in value))
+        if min(*window.kernel, *window.stride, *window.dilation) < 1:
+            raise ValueError("its window has no pixels")
+        return window
 
 
 @dataclass(frozen=True)
@@ -33,104 +56,176 @@ class Geometry:
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
 
+    def to_json(self) -> Any:
+        return astuple(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Geometry:
+        if not isinstance(value, (list, tuple)) or len(value) != 6:
+            raise ValueError(f"{value!r} is not the geometry of a convolution")
+        channels, size, *window = value
+        geometry = cls(_size(channels), _pair(size, 1 << 15), *(_pair(pair) for pair in window))
+        if min(*geometry.size, *geometry.kernel, *geometry.stride, *geometry.dilation) < 1:
+            raise ValueError(f"{value!r} is not the geometry of a convolution")
+        return geometry
+
     @cached_property
     def out_size(self) -> tuple[int, int]:
         height, width = (
-            (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, stride, pad, dilation in zip(self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, padding, dilation in zip(
+                self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
         )
         return height, width
 
     @cached_property
     def phases(self) -> list[int]:
-        """First rows of the taps, as far as the stride does not reach them from each other."""
+        """The first rows of taps that a vertical stride does not reach from each other."""
         return sorted({kh * self.dilation[0] % self.stride[0] for kh in range(self.kernel[0])})
 
     @cached_property
     def rows(self) -> int:
-        """Of an expanded plane."""
+        """The rows of an expanded plane."""
         return self.out_size[0] + (self.kernel[0] - 1) * self.dilation[0] // self.stride[0]
 
     @property
     def planes(self) -> int:
+        """The number of expanded planes: one per channel, kernel column and phase."""
         return self.channels * self.kernel[1] * len(self.phases)
-
-    def taps_seen(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
-        """For rows (0) or columns (1): the class of each, and for each class which taps lie in the image."""
-        start = np.arange(self.out_size[axis]) * self.stride[axis] - self.padding[axis]
-        places = start[:, None] + np.arange(self.kernel[axis]) * self.dilation[axis]
-        seen, classes = np.unique((places >= 0) & (places < self.size[axis]), axis=0, return_inverse=True)
-        return classes.reshape(-1), seen
-
-    def at(self, size: tuple[int, int]) -> Geometry:
-        """The same on images of another size."""
-        return replace(self, size=size)
-
-    def shape(self) -> Shape:
-        """For the library; images that are too small for the kernel are refused here."""
-        if min(self.out_size) < 1:
-            raise MptifyError(f"An image of {self.size[0]}×{self.size[1]} is too small for a layer that sees {self.kernel} pixels.")
-        sizes = (self.channels, *self.size, row_bytes(self.size[1]), *self.out_size, row_bytes(self.out_size[1]))
-        return Shape(*sizes, *self.kernel, *self.stride, *self.padding, *self.dilation, len(self.phases))
 
     @cached_property
     def reach(self) -> int:
-        """How far below the rows of its pixels a word of the output reads, in bytes."""
+        """The bytes below its own rows that a word of the output reads."""
         return (self.rows - self.out_size[0]) * row_bytes(self.out_size[1])
+
+    def taps_seen(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """For rows (0) or columns (1): the class of each, and which taps each class sees."""
+        start = np.arange(self.out_size[axis]) * self.stride[axis] - self.padding[axis]
+        at = start[:, None] + np.arange(self.kernel[axis]) * self.dilation[axis]
+        inside = (at >= 0) & (at < self.size[axis])
+        seen, classes = np.unique(inside, axis=0, return_inverse=True)
+        return classes.reshape(-1), seen
+
+    def at(self, size: tuple[int, int]) -> Geometry:
+        """The same convolution on images of another size."""
+        return replace(self, size=size)
+
+    def shape(self) -> dict[str, int]:
+        """The fields of the library's `ConvShape`.
+
+        Raises:
+            MptifyError: The image is smaller than the kernel.
+        """
+        height, width = self.size
+        if min(self.out_size) < 1:
+            raise MptifyError(
+                f"An image of {height}×{width} is too small for a layer with a kernel of "
+                f"{self.kernel[0]}×{self.kernel[1]}."
+            )
+        names = ("kernel", "stride", "pad", "dilation")
+        pairs = (self.kernel, self.stride, self.padding, self.dilation)
+        shape = {
+            "channels": self.channels,
+            "height": height,
+            "width": width,
+            "in_bytes": row_bytes(width),
+            "out_height": self.out_size[0],
+            "out_width": self.out_size[1],
+            "out_bytes": row_bytes(self.out_size[1]),
+            "phases": len(self.phases),
+        }
+        for name, (rows, columns) in zip(names, pairs, strict=True):
+            shape |= {f"{name}_h": rows, f"{name}_w": columns}
+        return shape
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How planes lie in memory: in strips, each for `strip` bytes of the output, in which a plane has `part` bytes (strips.inl).
+class TileLayout:
+    """How expanded planes lie in memory: in tiles, see csrc/expand.inl.
 
-    Offsets count from the beginning of a strip, in units of `unit` bytes.
+    Attributes:
+        tile: The bytes of an output plane that one tile is for.
+        plane: The bytes that each expanded plane has in a tile.
+        unit: What offsets count: bytes from the start of a tile, divided by this.
     """
 
-    strip: int
-    part: int
+    tile: int
+    plane: int
     unit: int
 
-    @classmethod
-    def of(cls, geometry: Geometry, survivors: int) -> Layout:
-        """The one that a kernel with so many survivors is fastest with, on this machine."""
-        row = row_bytes(geometry.out_size[1])
-        strip, part = whole_words(*geometry.out_size), geometry.rows * row  # all in one
-        word, reach, planes = max(32, word_bytes()), geometry.reach, geometry.planes
-        words = max(1, (_STRIP // planes - reach) // word)
-        if planes * part > _NEAR and reach <= 2 * word and words * word + reach < part and survivors >= _USES * planes:
-            strip, part = words * word, words * word + reach
-        if planes * part <= _OFFSETS:
-            return cls(strip, part, 1)
-        return cls(strip, -(-part // row) * row, row)
+    def to_json(self) -> Any:
+        return astuple(self)
 
-    def offsets(self, geometry: Geometry, channel: np.ndarray, kh: np.ndarray, kw: np.ndarray) -> np.ndarray:
-        """Where in a strip the kernel finds what a tap sees."""
+    @classmethod
+    def from_json(cls, value: Any) -> TileLayout:
+        if not isinstance(value, (list, tuple)) or len(value) != 3:
+            raise ValueError(f"{value!r} is not a tile layout")
+        if min(_size(one) for one in value) < 1:
+            raise ValueError(f"{value!r} is not a tile layout")
+        return cls(*value)
+
+    @classmethod
+    def of(cls, geometry: Geometry, survivors: int) -> TileLayout:
+        """The fastest layout on this machine for a layer with so many survivors."""
+        row = row_bytes(geometry.out_size[1])
+        tile, plane = whole_words(*geometry.out_size), geometry.rows * row  # one tile for all
+        word, reach, planes = max(32, word_bytes()), geometry.reach, geometry.planes
+        words = max(1, (_TILE_BYTES // planes - reach) // word)
+        is_large = planes * plane > _L1_BYTES and words * word + reach < plane
+        if is_large and reach <= 2 * word and survivors >= _MIN_USES * planes:
+            tile, plane = words * word, words * word + reach
+        if planes * plane <= _OFFSETS:
+            return cls(tile, plane, 1)
+        return cls(tile, -(-plane // row) * row, row)
+
+    def offsets(
+        self, geometry: Geometry, channel: np.ndarray, kh: np.ndarray, kw: np.ndarray
+    ) -> np.ndarray:
+        """Where in a tile the kernel finds what a tap sees."""
         down = kh * geometry.dilation[0]
         phase = np.searchsorted(geometry.phases, down % geometry.stride[0])
         plane = (channel * geometry.kernel[1] + kw) * len(geometry.phases) + phase
-        return (plane * self.part + down // geometry.stride[0] * row_bytes(geometry.out_size[1])) // self.unit
+        row = down // geometry.stride[0] * row_bytes(geometry.out_size[1])
+        return (plane * self.plane + row) // self.unit
 
-    def taps(self, geometry: Geometry, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """And back: channel, row and column of the taps; rows are -1 where there is none."""
-        plane, inside = np.divmod(offsets.astype(np.int64) * self.unit, self.part)
+    def taps(self, geometry: Geometry, offsets: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The inverse of `offsets`: channel, row and column; the row is -1 if there is no tap."""
+        plane, inside = np.divmod(offsets.astype(np.int64) * self.unit, self.plane)
         row, between = np.divmod(inside, row_bytes(geometry.out_size[1]))
         known = (plane < geometry.planes) & (between == 0) & (row < geometry.rows)
-        kh = np.where(known, _first_rows(geometry)[plane % len(geometry.phases), np.minimum(row, geometry.rows - 1)], -1)
+        phase, nearest = plane % len(geometry.phases), np.minimum(row, geometry.rows - 1)
+        kh = np.where(known, _tap_rows(geometry)[phase, nearest], -1)
         channel, kw = np.divmod(plane // len(geometry.phases), geometry.kernel[1])
         return channel, kh, kw
 
 
-def fits(geometry: Geometry, most_kept: int) -> bool:
-    """Whether the kernel can do it: offsets in 16 bits, sums in 15, and not too many kinds of borders."""
-    if min(geometry.out_size) < 1 or geometry.planes * geometry.rows > _OFFSETS or most_kept >= 1 << 14:
+def fits(geometry: Geometry, max_kept: int) -> bool:
+    """Whether bit-sliced kernels can compute it: 16-bit offsets, 15-bit sums, few borders."""
+    if min(geometry.out_size) < 1 or max_kept >= 1 << 14:
+        return False
+    if geometry.planes * geometry.rows > _OFFSETS:
         return False
     rows, columns = (len(geometry.taps_seen(axis)[1]) for axis in (0, 1))
-    return rows * -(-columns // CLASSES) <= _MOST_GROUPS
+    return rows * -(-columns // CLASSES) <= _MAX_GROUPS
 
 
-def _first_rows(geometry: Geometry) -> np.ndarray:
-    """[phases][rows of a plane]: which row of the kernel begins there; -1 where none does."""
+def _tap_rows(geometry: Geometry) -> np.ndarray:
+    """[phases][rows of a plane]: the kernel row that starts there, or -1."""
     down = np.arange(geometry.kernel[0]) * geometry.dilation[0]
-    row_of = np.full((len(geometry.phases), geometry.rows), -1)
-    row_of[np.searchsorted(geometry.phases, down % geometry.stride[0]), down // geometry.stride[0]] = np.arange(geometry.kernel[0])
-    return row_of
+    tap_rows = np.full((len(geometry.phases), geometry.rows), -1)
+    phase = np.searchsorted(geometry.phases, down % geometry.stride[0])
+    tap_rows[phase, down // geometry.stride[0]] = np.arange(geometry.kernel[0])
+    return tap_rows
+
+
+def _pair(value: Any, limit: int = 1 << 10) -> tuple[int, int]:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ValueError(f"{value!r} is not a height and a width")
+    return _size(value[0], limit), _size(value[1], limit)
+
+
+def _size(value: Any, limit: int = 1 << 30) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"{value!r} is not a size")
+    return value

@@ -1,101 +1,175 @@
-"""The C++ library behind the packed runtime, called through ctypes. Where there was no compiler, `library` is None."""
+"""The C++ library behind the packed runtime, called through ctypes.
+
+The library describes itself: the fields of each structure that it shares with Python, and its
+kernels by name. Python builds its structures from that description and refuses a library that
+lacks something. `library` is None if there was no compiler.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from pathlib import Path
+from typing import Any
 
-from mptify.nn.build import open_library
+from mptify import __version__
+from mptify.errors import MptifyError
+from mptify.nn.build import library_of
 
-__all__ = ["EDITION", "KINDS", "Layer", "Shape", "Step", "cpu_names", "library", "word_bytes"]
+__all__ = ["Library", "cpu_names", "library", "require_library", "word_bytes"]
 
-EDITION = 13
+# The fields that Python fills; csrc/step.h explains them.
+_CONV_SHAPE = (
+    "channels height width in_bytes out_height out_width out_bytes kernel_h kernel_w stride_h "
+    "stride_w pad_h pad_w dilation_h dilation_w phases"
+)
+_CONV_ARGUMENTS = (
+    "shape index starts flipped init odd unions present masks phases weights kept base "
+    "pixel_classes workspace unit stride in_stride union_stride class_groups class_count sets bits "
+    "tile plane groups"
+)
+_STEP = (
+    "kernel filters input second_input output conv second_conv table thresholds falling gain bias "
+    "span length strides"
+)
+_FIELDS = {
+    "ConvShape": _CONV_SHAPE.split(),
+    "ConvArguments": _CONV_ARGUMENTS.split(),
+    "Step": _STEP.split(),
+}
 
-KINDS = (
-    "conv",
-    "sums",
-    "join",
-    "pixels",
-    "popcount",
-    "pack",
-    "unpack",
-    "pool",
-    "flatten",
-    "windows",
-    "copy",
-    "means",
-)  # of steps, in the library's order
 
+class Library:
+    """The C++ library.
 
-class Shape(ctypes.Structure):
-    """A convolution's sizes; the fields are explained in rows.h."""
+    Attributes:
+        Step: The ctypes structure of one step of a program.
+        signature: A number that differs between libraries whose programs differ.
 
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in (
-            "channels", "height", "width", "in_bytes", "out_height", "out_width", "out_bytes", "kernel_h", "kernel_w", "stride_h",
-            "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "phases",
+    Args:
+        path: The shared library.
+
+    Raises:
+        OSError: There is none, or not for this machine.
+        MptifyError: It was built from other sources than this package.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._code = code = ctypes.CDLL(str(path))
+        try:
+            for name in ("layout", "kernel_name", "cpu_name"):
+                getattr(code, f"mptify_packed_{name}").restype = ctypes.c_char_p
+            code.mptify_packed_run.restype = None
+            layout = code.mptify_packed_layout().decode()
+            names = _list(code.mptify_packed_kernels, code.mptify_packed_kernel_name)
+            self.cpus = _list(code.mptify_packed_cpus, code.mptify_packed_cpu_name)
+            self.word_bytes: int = code.mptify_packed_word_bytes()
+        except AttributeError:
+            raise self._unfit("it does not describe its structures") from None
+        address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        run = code.mptify_packed_run
+        run.argtypes = [address, count, address, address, count, number, number]
+        self._buffers: dict[type, list[str]] = {}  # the fields that number a buffer
+        self.structures = self._build_structures(layout)
+        self.Step = self.structures["Step"]
+        self._kernel_numbers = {name: number for number, name in enumerate(names)}
+        described = f"{__version__}\n{layout}\n{names}".encode()
+        self.signature = int.from_bytes(hashlib.sha256(described).digest()[:7], "little")
+
+    def kernel_number(self, name: str) -> int:
+        """The number of a kernel in the library's table."""
+        if name not in self._kernel_numbers:
+            raise self._unfit(f"it has no kernel {name!r}")
+        return self._kernel_numbers[name]
+
+    def fill(self, structure: Any, values: dict[str, Any]) -> Any:
+        """Set a structure's fields. Buffers that are not given are -1, and numbers 0."""
+        for name in self._buffers[type(structure)]:
+            setattr(structure, name, -1)
+        for name, kind in structure._fields_:
+            if issubclass(kind, ctypes.Structure):
+                self.fill(getattr(structure, name), values.get(name, {}))
+            elif name in values and issubclass(kind, ctypes.Array):
+                getattr(structure, name)[:] = values[name]
+            elif name in values:
+                setattr(structure, name, values[name])
+        unknown = values.keys() - {name for name, _ in structure._fields_}
+        if unknown:
+            raise self._unfit(f"its {type(structure).__name__} has no {sorted(unknown)[0]!r}")
+        return structure
+
+    def run(self, steps: Any, count: int, *arguments: Any) -> None:
+        """Run steps on images; see `mptify_packed_run` in csrc/packed.cpp for the arguments."""
+        self._code.mptify_packed_run(steps, count, *arguments)
+
+    def _build_structures(self, layout: str) -> dict[str, Any]:
+        """ctypes structures from lines of `struct NAME SIZE`, each followed by its fields.
+
+        A field is `KIND NAME OFFSET`; its kind is number, buffer, strides or another structure.
+        """
+        built: dict[str, Any] = {}
+        fields: dict[str, list[tuple[str, str, int]]] = {}
+        sizes: dict[str, int] = {}
+        for kind, name, number in (line.split() for line in layout.splitlines()):
+            if kind == "struct":
+                fields[name], sizes[name] = [], int(number)
+            else:
+                fields[list(fields)[-1]].append((kind, name, int(number)))
+        for struct, expected in _FIELDS.items():
+            found = fields.get(struct, [])
+            differing = {name for _, name, _ in found} ^ set(expected)
+            if differing:
+                raise self._unfit(f"its {struct} differs in {', '.join(sorted(differing))}")
+            kinds = {"number": ctypes.c_int64, "buffer": ctypes.c_int64} | built
+            kinds["strides"] = ctypes.c_int64 * 3
+            members = [(name, kinds[kind]) for kind, name, _ in found]
+            made = built[struct] = type(struct, (ctypes.Structure,), {"_fields_": members})
+            offsets = [getattr(made, name).offset for name, _ in members]
+            if offsets != [at for *_, at in found] or ctypes.sizeof(made) != sizes[struct]:
+                raise self._unfit(f"its {struct} lies in memory in another way")
+            self._buffers[made] = [name for kind, name, _ in found if kind == "buffer"]
+        return built
+
+    def _unfit(self, why: str) -> MptifyError:
+        return MptifyError(
+            f"{self.path} was built from other sources than this mptify: {why}. Install mptify "
+            "again to build it."
         )
-    ]  # fmt: skip
 
 
-class Layer(ctypes.Structure):
-    """A convolution's tables, as numbers of arrays; the fields are explained in steps.h."""
-
-    ARRAYS = ("index", "starts", "flipped", "init", "odd", "unions", "present", "masks", "phases", "bias", "scratch")
-    _fields_ = [
-        ("shape", Shape),
-        *[
-            (name, ctypes.c_int64)
-            for name in (
-                *ARRAYS,
-                "unit",
-                "stride",
-                "groups",
-                "sets",
-                "bits",
-                "in_stride",
-                "classes",
-                "strip",
-                "part",
-                "blocks",
-                "union_stride",
-            )
-        ],
-    ]
+def _list(count: Any, name: Any) -> list[str]:
+    return [name(number).decode() for number in range(count())]
 
 
-class Step(ctypes.Structure):
-    """One step of a program; the fields are explained in steps.h."""
-
-    ARRAYS = ("in_", "second", "out", "table", "thresholds", "falling", "gain", "offset")
-    _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("kind", "filters", "in_", "second", "out")],
-        ("one", Layer), ("other", Layer),
-        *[(name, ctypes.c_int64) for name in ("table", "thresholds", "falling", "gain", "offset", "span", "length")],
-        ("steps", ctypes.c_int64 * 3),
-    ]  # fmt: skip
-
-
-def _load() -> ctypes.CDLL | None:
-    found = open_library(Path(__file__).with_name("csrc") / "packed.cpp", "mptify_packed_edition", EDITION)
-    if found is None:
+def _load() -> Library | None:
+    try:
+        return Library(library_of(Path(__file__).with_name("csrc") / "packed.cpp"))
+    except OSError:
         return None
-    address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    found.mptify_packed_cpu.restype = ctypes.c_char_p
-    found.mptify_packed_run.argtypes = [address, count, address, address, count, number, number]
-    found.mptify_packed_run.restype = None
-    return found
 
 
 library = _load()
 
 
+def require_library() -> Library:
+    """The library.
+
+    Raises:
+        MptifyError: mptify was installed without a C++ compiler.
+    """
+    if library is None:
+        raise MptifyError(
+            "mptify was installed without a C++ compiler: it can't run packed programs."
+        )
+    return library
+
+
 def cpu_names() -> list[str]:
     """The instruction sets that this machine can run, the best last."""
-    return [library.mptify_packed_cpu(i).decode() for i in range(library.mptify_packed_cpus())] if library else []
+    return library.cpus if library else []
 
 
 def word_bytes() -> int:
     """The widest words that kernels have on this machine."""
-    return library.mptify_packed_word() if library else 32
+    return library.word_bytes if library else 32

@@ -1,4 +1,4 @@
-"""From a file to a network that runs: built by name, without weights of its own, and filled; or packed, layer by layer."""
+"""From a file to a network that runs: as float modules, or as a packed program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mptify.models import registry
 from mptify.nn.layers import Ticketed
 from mptify.runtime.compiler import pack
 from mptify.runtime.library import library
-from mptify.runtime.packed_file import is_packed, open_packed, packed_bytes, program_in
+from mptify.runtime.packed_file import build_program, is_packed, open_packed, packed_bytes
 from mptify.surgery import ticket_layers
 from mptify.surgery.plan import plan_of
 from mptify.ticket.building import build, emptied
@@ -26,16 +26,29 @@ __all__ = ["as_packed_file", "example_of", "load"]
 
 
 def load(
-    path: str | Path, model: nn.Module | None = None, device: Any = "cpu", *, runtime: str | None = None, example: Any = None
+    path: str | Path,
+    model: nn.Module | None = None,
+    device: Any = "cpu",
+    *,
+    runtime: str | None = None,
+    example: Any = None,
 ) -> nn.Module:
-    """The ticket model in a file, in `eval()`; with `runtime="packed"` its packed program (see `pack`), made layer by layer.
+    """The ticket model in a file, in `eval()`; or its packed program.
 
-    Of a packed file, which `mptify export --to packed` writes, the program in it.
+    The layers hold the weights that they compute with, once, and no scores.
 
-    Without `model`, the network is built by the name that the file gives, from torchvision's or timm's registry. A `model`
-    of yours is converted as the file says, or, where it is a ticket model already, changed in place.
-    Unless it was one, its layers hold the weights that they compute with, once, and no scores. `example` is an input of the size that
-    a packed program will be used with, if the file does not say it.
+    Args:
+        path: A ticket file, or a packed file (`mptify export --to packed`), which holds a program.
+        model: A model of yours. It is converted as the file says; if it is a ticket model
+            already, it is changed in place. Without it, the network that the file names is built.
+        device: Where to put the model.
+        runtime: "float", or "packed" for a packed program (see `pack`), made layer by layer.
+        example: An input of the usual size for a packed program, if the file does not say it.
+
+    Raises:
+        BadConfig: The arguments contradict each other, or there is no such device.
+        DamagedTicket: The file is not a ticket, or is damaged.
+        TicketMismatch: The ticket and the model don't belong together.
     """
     if runtime not in (None, "float", "packed"):
         raise BadConfig(f"runtime={runtime!r}: there are 'float' and 'packed'.")
@@ -43,28 +56,35 @@ def load(
     with torch.inference_mode(False):
         if is_packed(path):
             if model is not None or torch.device(device).type != "cpu" or runtime == "float":
-                only = "it takes no model, and runs on CPUs only and not as float"
-                raise BadConfig(f"{path} is a packed file: {only}; load the ticket that it was made of.")
-            return program_in(open_packed(path))
+                raise BadConfig(
+                    f"{path} is a packed file: it takes no model, and runs on CPUs only and not "
+                    "as float; load the ticket that it was made from."
+                )
+            return build_program(open_packed(path))
         if runtime == "packed" and library is not None:
             return _load_packed(read(path), path, model, device, example)[0]
         found = _load(read(path), path, model, device)
-        return pack(found, example) if runtime == "packed" else found  # which says that there is no compiler
+        return pack(found, example) if runtime == "packed" else found  # warns: no compiler
 
 
 def _require_device(device: Any) -> None:
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:  # the second from builds of torch that know no such device
-        raise BadConfig(f"device={shown(device)}: there is no such device ({first_line(error)}).") from None
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch raises all three
+        why = first_line(error)
+        raise BadConfig(f"device={shown(device)}: there is no such device ({why}).") from None
 
 
-def _load_packed(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any, example: Any) -> tuple[nn.Module, nn.Module]:
-    """A program, layer by layer: each weight is there while its layer is packed, and no longer; and the model that it was made from."""
+def _load_packed(
+    ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any, example: Any
+) -> tuple[nn.Module, nn.Module]:
+    """A program, and the model that it was made from; a weight exists while its layer is packed."""
     if torch.device(device).type != "cpu":
         raise BadConfig(f"device={device!r}: packed programs run on CPUs.")
-    if isinstance(model, nn.Module) and any(isinstance(part, Ticketed) for part in model.modules()):
-        raise BadConfig("A packed program is made from a dense model of yours, or from the file alone; mptify.pack takes a ticket model.")
+    if isinstance(model, nn.Module) and _is_ticketed(model):
+        raise BadConfig(
+            "runtime='packed' takes a dense model, or none; mptify.pack takes a ticket model."
+        )
     model = emptied(_dense(ticket, path, model), ticket)
     _require(model, ticket, path)
     for layer in ticket_layers(model).values():
@@ -72,36 +92,44 @@ def _load_packed(ticket: Ticket, path: str | Path, model: nn.Module | None, devi
         layer.load_lazily_(partial(_effective, layer, found, ticket.config), found.gain, found.kept)
     fill_floats_(model, ticket)
     program = pack(model.eval(), _usual_arguments(ticket) if example is None else example)
-    for layer in ticket_layers(program).values():  # what stays float
+    for layer in ticket_layers(program).values():  # those that stay float
         hold_(layer, ticket)
     return program, model
 
 
 def as_packed_file(ticket: Ticket, path: str | Path, image: Tensor) -> bytes:
-    """The packed file of a ticket, for such images first of all."""
+    """The packed file of a ticket, optimized for images of this size."""
     if library is None:
-        raise MptifyError("mptify was installed without a C++ compiler: there is nothing to make packed files with.")
+        raise MptifyError("mptify was installed without a C++ compiler: it can't pack tickets.")
     program, model = _load_packed(ticket, path, None, "cpu", image)
     if not isinstance(model, fx.GraphModule):
-        raise MptifyError(f"{ticket.architecture}: only parts of this network have a graph, and packed files hold whole ones.")
+        raise MptifyError(
+            f"{ticket.architecture}: only parts of this network have a graph; a packed file needs "
+            "a graph of the whole network."
+        )
     return packed_bytes(ticket, program, model, image)
 
 
 def _effective(layer: Any, found: TicketLayer, config: TicketConfig) -> Tensor:
-    return layer.effective_weight(torch.from_numpy(found.mask), torch.from_numpy(found.weights(config)))
+    mask, weights = torch.from_numpy(found.mask), torch.from_numpy(found.weights(config))
+    return layer.effective_weight(mask, weights)
 
 
 def _usual_arguments(ticket: Ticket) -> Any:
-    """All that the ticket's network takes, for an example."""
+    """An example of all arguments that the ticket's network takes."""
     image = example_of(ticket)
     if image is not None or ticket.architecture is None:
         return image
     arguments = registry.example_inputs(registry.resolve(str(ticket.architecture)), nn.Identity())
-    return arguments[:1] if isinstance(arguments[0], list) else arguments  # a detector's targets are for training
+    takes_targets = isinstance(arguments[0], list)  # a detector, in training
+    return arguments[:1] if takes_targets else arguments
 
 
 def example_of(ticket: Ticket) -> Tensor | None:
-    """An image of the size that the ticket was searched on, or that its network is built for; None where it takes something else."""
+    """An image of the size that the ticket was searched on, or that its network is built for.
+
+    None if the network does not take one image.
+    """
     seen, built = ticket.notes.get("input"), ticket.architecture
     if isinstance(seen, dict) and "shape" in seen:
         return torch.zeros(1, *_sizes(seen["shape"]))
@@ -110,23 +138,25 @@ def example_of(ticket: Ticket) -> Tensor | None:
     entry, arguments = registry.resolve(str(built)), built.arguments
     with torch.device("meta"):
         network = registry.build(entry, **arguments) if entry.source == "timm" else nn.Identity()
-    image, *more = registry.example_inputs(entry, network, arguments.get("input_size"), arguments.get("in_chans", 3))
+    size, channels = arguments.get("input_size"), arguments.get("in_chans", 3)
+    image, *more = registry.example_inputs(entry, network, size, channels)
     return torch.zeros(1, *image.shape[1:]) if isinstance(image, Tensor) and not more else None
 
 
 def _sizes(shape: Any) -> list[int]:
-    if isinstance(shape, list) and shape and all(type(size) is int and 0 < size <= _MOST_PIXELS for size in shape):
+    is_list = isinstance(shape, list) and len(shape) > 0
+    if is_list and all(type(size) is int and 0 < size <= _MAX_PIXELS for size in shape):
         return shape
-    raise DamagedTicket(f"The ticket's notes say of its images that their shape is {shown(shape)}, which is none.")
+    raise DamagedTicket(f"The ticket's notes give its images a shape of {shown(shape)}.")
 
 
-_MOST_PIXELS = 1 << 14
+_MAX_PIXELS = 1 << 14
 
 
 def _load(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any) -> nn.Module:
     by_name = model is None
     model = _dense(ticket, path, model)
-    if not any(isinstance(part, Ticketed) for part in model.modules()):
+    if not _is_ticketed(model):
         model = emptied(model, ticket)
     _require(model, ticket, path)
     swap_(model, ticket)
@@ -137,9 +167,10 @@ def _load(ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any
 def _dense(ticket: Ticket, path: str | Path, model: nn.Module | None) -> nn.Module:
     """The caller's model, or the one that the file names."""
     if model is None:
-        return build(ticket, path, ticket.count + sum(value.size for value in ticket.floats.values()))
+        floats = sum(value.size for value in ticket.floats.values())
+        return build(ticket, path, ticket.count + floats)
     if not isinstance(model, nn.Module):
-        raise TicketMismatch(f"{path} is to be loaded into a module, not into {shown(model)}.")
+        raise TicketMismatch(f"{path} can be loaded into a module, not into {shown(model)}.")
     return model
 
 
@@ -147,4 +178,9 @@ def _require(model: nn.Module, ticket: Ticket, path: str | Path) -> None:
     try:
         require_match(model, ticket)
     except TicketMismatch as error:
-        raise TicketMismatch(f"{error} `mptify inspect {path}` shows what the ticket was cut from.") from None
+        hint = f"`mptify inspect {path}` shows which model the ticket was made from."
+        raise TicketMismatch(f"{error} {hint}") from None
+
+
+def _is_ticketed(model: nn.Module) -> bool:
+    return any(isinstance(module, Ticketed) for module in model.modules())

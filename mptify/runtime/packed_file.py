@@ -1,7 +1,8 @@
-"""Packed files: programs as the runtime holds them, memory-mapped, ready without decoding. Larger than a ticket, sooner to run.
+"""Packed files: programs as the runtime holds them, mapped into memory and ready to run.
 
-A safetensors file. `kernel.NAME.BUFFER` are the kernels' own tensors, `state.NAME` those of what torch still does. The graph is not
-stored: the network is built by its name, without weights, and the kernels take the places that their names say.
+A packed file is a safetensors file. `kernel.NAME.BUFFER` are the buffers of kernels, `state.NAME`
+the tensors of what torch runs. The graph is not stored: the network is built by its name, without
+weights, and the kernels replace the layers that their names say.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, fx, nn
 
-from mptify.errors import DamagedTicket, MptifyError, TicketMismatch
+from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch
 from mptify.files import as_path
-from mptify.runtime.compiler import compiled
-from mptify.runtime.describing import describe, restore, stored_kernels
+from mptify.runtime.compiler import compile_graph
+from mptify.runtime.kernel import Kernel
 from mptify.runtime.library import library
+from mptify.runtime.serialize import deserialize, serialize, stored_kernels
 from mptify.surgery import ticket_layers
 from mptify.ticket.building import build, emptied
 from mptify.ticket.codec import (
@@ -35,38 +37,70 @@ from mptify.ticket.codec import (
     read_architecture,
     read_config,
     read_metadata,
-)  # fmt: skip
+)
 
-__all__ = ["PackedFile", "is_packed", "open_packed", "packed_bytes", "program_in"]
+__all__ = ["PackedFile", "build_program", "is_packed", "open_packed", "packed_bytes"]
 
 KEY = "mptify_packed"
-VERSION = 3
-_KEYS = {"version", "architecture", "config", "dtype", "notes", "input", "parameters", "kernels", "shapes", "kept", "sha256"}
+VERSION = 4
+_KEYS = {
+    "version",
+    "architecture",
+    "config",
+    "dtype",
+    "notes",
+    "input",
+    "parameters",
+    "kernels",
+    "shapes",
+    "kept",
+    "sha256",
+}
 
 
 @dataclass(frozen=True)
 class PackedFile:
-    """An opened file. `ticket` says what it was made from, without masks and floats."""
+    """An opened file.
+
+    Attributes:
+        ticket: What the file was made from, without masks and floats.
+        tensors: Mapped into memory, not read.
+    """
 
     path: Path
     ticket: Ticket
     description: dict[str, Any]
-    tensors: dict[str, Tensor]  # mapped, not read
+    tensors: dict[str, Tensor]
 
 
-# -- program -> file ---------------------------------------------------------------------------------------------------------
+# -- writing -----------------------------------------------------------------------------------
 
 
 def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, image: Tensor) -> bytes:
-    """The file of a program that was compiled from a ticket's `model`, whose nodes know their shapes for such an image."""
+    """The file of a program.
+
+    Args:
+        ticket: The ticket.
+        program: The program that was compiled from the ticket's `model`.
+        model: The ticket model, whose nodes know their shapes for `image`.
+        image: An image of the usual size.
+    """
     assert ticket.architecture is not None
     kernels = stored_kernels(program)
-    tensors = {f"kernel.{name}.{buffer}": tensor for name, kernel in kernels.items() for buffer, tensor in kernel.state_dict().items()}
-    tensors |= {f"state.{name}": tensor for name, tensor in program.state_dict().items() if ".kernels." not in name}
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}  # tied ones, each for itself
-    shapes = {
-        node.name: list(node.meta["tensor_meta"].shape) for node in model.graph.nodes if hasattr(node.meta.get("tensor_meta"), "shape")
+    tensors = {
+        f"kernel.{name}.{buffer}": tensor
+        for name, (_, kernel) in kernels.items()
+        for buffer, tensor in kernel.state_dict().items()
     }
+    tensors |= {f"state.{name}": tensor for name, tensor in _state(program, kernels).items()}
+    # Tensors that share memory are stored one by one.
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    shapes = {
+        node.name: list(node.meta["tensor_meta"].shape)
+        for node in model.graph.nodes
+        if hasattr(node.meta.get("tensor_meta"), "shape")
+    }
+    floats = sum(value.size for value in ticket.floats.values())
     description = {
         "version": VERSION,
         "architecture": vars(ticket.architecture),
@@ -74,8 +108,8 @@ def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, imag
         "dtype": ticket.dtype,
         "notes": ticket.notes,
         "input": list(image.shape[1:]),
-        "parameters": ticket.count + sum(value.size for value in ticket.floats.values()),
-        "kernels": {name: describe(kernel) for name, kernel in kernels.items()},
+        "parameters": ticket.count + floats,
+        "kernels": {name: serialize(kernel) for name, (_, kernel) in kernels.items()},
         "shapes": shapes,
         "kept": {layer.ticket_name: layer.kept for layer in ticket_layers(program).values()},
     }
@@ -84,115 +118,169 @@ def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, imag
 
 
 def _digest(description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Over the description, then each tensor's name, type, shape and bytes, by name."""
-    whole = hashlib.sha256(as_json({key: value for key, value in description.items() if key != "sha256"}).encode())
+    """Over the description, then each tensor's name, type, shape and bytes, sorted by name."""
+    rest = {key: value for key, value in description.items() if key != "sha256"}
+    digest = hashlib.sha256(as_json(rest).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         data: Any = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
-        whole.update(data)
-    return whole.hexdigest()
+        digest.update(data)
+    return digest.hexdigest()
 
 
-# -- file -> program ---------------------------------------------------------------------------------------------------------
+def _state(program: nn.Module, kernels: Mapping[str, tuple[str, Kernel]]) -> dict[str, Tensor]:
+    """The tensors of everything but the kernels."""
+    prefixes = tuple(f"{path}." for path, _ in kernels.values())
+    return {
+        name: tensor
+        for name, tensor in program.state_dict().items()
+        if not name.startswith(prefixes)
+    }
+
+
+# -- reading -----------------------------------------------------------------------------------
 
 
 def is_packed(path: str | Path) -> bool:
-    """Whether a file says that it is a packed one."""
+    """Whether a file says that it is a packed file."""
     try:
-        return KEY in read_metadata(_beginning(as_path(path)))
+        return KEY in read_metadata(_header(as_path(path)))
     except (OSError, DamagedTicket):
         return False
 
 
-def _beginning(path: Path) -> bytes:
+def _header(path: Path) -> bytes:
     with path.open("rb") as file:
         length = file.read(8)
         return length + file.read(min(int.from_bytes(length, "little"), MOST_HEADER))
 
 
 def open_packed(path: str | Path) -> PackedFile:
-    """A packed file, checked: damaged ones are refused."""
+    """Open and check a packed file.
+
+    Raises:
+        DamagedTicket: It is damaged, not a packed file, or one of another version.
+        MptifyError: It can't be read.
+    """
     path = Path(path)
     try:
-        description = read_metadata(_beginning(path)).get(KEY)
-        if description is None:
-            raise DamagedTicket("This is no packed file.")
-        version = description.get("version")
-        if version != VERSION:
-            raise DamagedTicket(
-                f"This packed file has format version {version}, and this mptify reads version {VERSION}; export the ticket again."
-            )
-        if set(description) != _KEYS:
-            raise DamagedTicket(f"The file's description lacks or adds something: {sorted(set(description) ^ _KEYS)}.")
+        description = _require_version(read_metadata(_header(path)).get(KEY))
         with safetensors.safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if description["sha256"] != _digest(description, tensors):
-            raise DamagedTicket("The file is damaged: what it holds is not what was written (its SHA-256 differs).")
+            raise DamagedTicket("The file is damaged: its SHA-256 is not the one it names.")
         if description["dtype"] != "float32" or not isinstance(description["notes"], dict):
-            raise DamagedTicket("The file's description has a type or notes that no packed file has.")
+            raise DamagedTicket("The file's description has a type or notes that none can have.")
         ticket = Ticket(
-            config=read_config(description["config"]), layers={}, architecture=read_architecture(description["architecture"]),
-            dtype=description["dtype"], notes=description["notes"],
-        )  # fmt: skip
+            config=read_config(description["config"]),
+            layers={},
+            architecture=read_architecture(description["architecture"]),
+            dtype=description["dtype"],
+            notes=description["notes"],
+        )
     except OSError as error:
         raise MptifyError(f"{path}: can't be read ({error.strerror}).") from None
-    except safetensors.SafetensorError:  # its header was read before: what follows is not what it says
-        raise DamagedTicket(f"{path}: This packed file is cut short or damaged; export the ticket again.") from None
+    except safetensors.SafetensorError:  # the header was fine: what follows it is not
+        raise DamagedTicket(
+            f"{path}: This packed file is cut short or damaged; export the ticket again."
+        ) from None
     except DamagedTicket as error:
         raise DamagedTicket(f"{path}: {error}") from None
     return PackedFile(path, ticket, description, tensors)
 
 
-def program_in(file: PackedFile) -> nn.Module:
-    """The program: its network is built without weights, and everything that is large stays in the mapped file."""
+def _require_version(description: dict[str, Any] | None) -> dict[str, Any]:
+    if description is None:
+        raise DamagedTicket("This is not a packed file.")
+    version = description.get("version")
+    if version != VERSION:
+        raise DamagedTicket(
+            f"This packed file has format version {version}, but this mptify reads version "
+            f"{VERSION}; export the ticket again."
+        )
+    if set(description) != _KEYS:
+        differing = ", ".join(sorted(set(description) ^ _KEYS))
+        raise DamagedTicket(f"The file's description lacks or adds {differing}.")
+    return description
+
+
+def build_program(file: PackedFile) -> nn.Module:
+    """The program of a file. Everything large stays in the mapped file.
+
+    Raises:
+        DamagedTicket: The file describes what no kernel can be.
+        TicketMismatch: It does not fit the network as this installation builds it.
+        MptifyError: mptify was installed without a compiler, or lacks a kernel of the file.
+    """
     if library is None:
         raise MptifyError(
-            f"{file.path}: packed files need mptify's C++ library, and it was installed without a compiler; load the ticket instead."
+            f"{file.path}: packed files need mptify's C++ library, but mptify was installed "
+            "without a compiler; load the ticket instead."
         )
-    try:
-        kernels = {name: restore(kernel, _part(file, f"kernel.{name}."), name) for name, kernel in file.description["kernels"].items()}
-    except (ValueError, AttributeError, TypeError, RuntimeError) as error:
-        raise DamagedTicket(f"{file.path}: {error}.") from None
-    most = MOST_WEIGHTS + WEIGHTS_PER_BYTE * file.path.stat().st_size
-    model = emptied(build(file.ticket, file.path, min(_whole(file.description["parameters"]), most)), file.ticket).eval()
+    kernels = _read_kernels(file)
+    limit = MOST_WEIGHTS + WEIGHTS_PER_BYTE * file.path.stat().st_size
+    parameters = min(_count(file.description["parameters"]), limit)
+    model = emptied(build(file.ticket, file.path, parameters), file.ticket).eval()
     try:
         if not isinstance(model, fx.GraphModule):
             raise KeyError("it has no graph")
         for node in model.graph.nodes:
             shape = file.description["shapes"].get(node.name)
             node.meta["tensor_meta"] = SimpleNamespace(shape=torch.Size(shape or ()))
-        program = compiled(model, kernels)
-        if stored_kernels(program).keys() != kernels.keys():
-            raise KeyError("some kernels found no place")
-        _fill_(program, file)
+        program = compile_graph(model, kernels)
+        placed = stored_kernels(program)
+        if placed.keys() != kernels.keys():
+            unplaced = sorted(kernels.keys() ^ placed.keys())
+            raise KeyError(f"the network has no layer for {unplaced[0]}")
+        _load_state_(program, placed, file)
     except DamagedTicket:
         raise
-    except Exception as error:  # whatever a description that fits nothing leads to
+    except Exception as error:  # whatever a description that does not fit leads to
         raise TicketMismatch(
-            f"{file.path}: does not fit {file.ticket.architecture} as it is built here ({error}); "
-            "it was made by another version of that network: export the ticket again."
+            f"{file.path}: does not fit {file.ticket.architecture} as it is built here ({error}). "
+            "It was made with another version of that network: export the ticket again."
         ) from None
     return program
 
 
-def _fill_(program: nn.Module, file: PackedFile) -> None:
-    state = _part(file, "state.", strip=True)
-    missing = {name for name in program.state_dict() if ".kernels." not in name} ^ state.keys()
-    if missing:
-        raise KeyError(sorted(missing)[0])
+def _read_kernels(file: PackedFile) -> dict[str, Kernel]:
+    prefix = "kernel."
+    tensors = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in file.tensors.items()
+        if name.startswith(prefix)
+    }
+    try:
+        described = file.description["kernels"].items()
+        return {name: deserialize(kernel, tensors, name) for name, kernel in described}
+    except BadConfig as error:
+        raise MptifyError(
+            f"{file.path}: {error} If a package of yours registers it, import that package first, "
+            "or name it: mptify --plugin PACKAGE."
+        ) from None
+    except (ValueError, AttributeError, TypeError, RuntimeError) as error:
+        raise DamagedTicket(f"{file.path}: {error}.") from None
+
+
+def _load_state_(
+    program: nn.Module, placed: Mapping[str, tuple[str, Kernel]], file: PackedFile
+) -> None:
+    prefix = "state."
+    state = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in file.tensors.items()
+        if name.startswith(prefix)
+    }
+    differing = _state(program, placed).keys() ^ state.keys()
+    if differing:
+        raise KeyError(sorted(differing)[0])
     program.load_state_dict(state, strict=False, assign=True)
     for layer in ticket_layers(program).values():
-        layer.kept = _whole(file.description["kept"][layer.ticket_name])
+        layer.kept = _count(file.description["kept"][layer.ticket_name])
 
 
-def _part(file: PackedFile, prefix: str, strip: bool = False) -> dict[str, Tensor]:
-    """Tensors whose names begin so; of a kernel's, what is behind `kernel.`."""
-    cut = len(prefix) if strip else len("kernel.")
-    return {name[cut:]: tensor for name, tensor in file.tensors.items() if name.startswith(prefix)}
-
-
-def _whole(value: Any) -> int:
+def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise DamagedTicket(f"The file's description has {value!r} where a number should be.")
+        raise DamagedTicket(f"The file's description has {value!r} where a count should be.")
     return value

@@ -23,12 +23,15 @@ from mptify.errors import MptifyError
 from mptify.export.onnx import to_onnx
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
+from mptify.registry import kernels
 from mptify.runtime import load, pack, packed_layers
-from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.chain import Call, Chain
 from mptify.runtime.geometry import Geometry
+from mptify.runtime.kernel import Kernel
+from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
+from mptify.runtime.kernels.pack import Pack
+from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.library import library
-from mptify.runtime.planes import Pack, Unpack
-from mptify.runtime.program import Chain
 from mptify.surgery import transform
 from mptify.ticket import read
 from mptify.training.signals import keep_freed_memory
@@ -221,13 +224,13 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     image = torch.where(torch.randn(1, channels, size, size, generator=generator) < 0, -1.0, 1.0)
     thresholds = torch.randint(-9, 10, (1, channels), generator=generator)
     layer = BitslicedConv(weight.to(torch.int8), thresholds, Geometry(channels, (size, size), (3, 3), padding=(1, 1)))
-    wiring: Any = [("pack", ("image",), "bits"), ("layer", ("bits",), "signs"), ("unpack", ("signs",), "numbers")]
-    chain = Chain({"pack": Pack("channels"), "layer": layer, "unpack": Unpack()}, wiring, ["image"], ["numbers"])
-    _, ready = chain.plan_for([image])
-    outputs, floats = ready.begin([image]), weight.float()
-    ready.run(-1)
+    calls = [Call("pack", ("image",), "bits"), Call("layer", ("bits",), "signs"), Call("unpack", ("signs",), "numbers")]
+    chain = Chain({"pack": Pack("channels"), "layer": layer, "unpack": Unpack()}, calls, ["image"], ["numbers"])
+    _, program = chain.program_for([image])
+    outputs, floats = program.bind([image]), weight.float()
+    program.run()
     assert torch.equal(outputs[0] > 0, F.conv2d(image, floats, padding=1) >= thresholds.view(-1, 1, 1))
-    runs: dict[str, Callable[[], Any]] = {"packed": partial(ready.run, -1, 1), "dense": partial(F.conv2d, image, floats, padding=1)}
+    runs: dict[str, Callable[[], Any]] = {"packed": partial(program.run_step, 1), "dense": partial(F.conv2d, image, floats, padding=1)}
     with torch.no_grad():
         times = _all_in_turn(runs, rounds, tick, calls=5)
     packed, dense = times["packed"], times["dense"]
@@ -271,14 +274,6 @@ def _onnx_session(dense: nn.Module, image: Tensor, path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-_KERNELS = {
-    "BitslicedConv": "bit-sliced", "JoinedConv": "bit-sliced, two layers", "WindowConv": "popcount of windows", "PixelConv": "first layer",
-    "PopcountLinear": "popcount", "MeanLinear": "sums of means",
-    "Pool": "max-pool of bits", "Flatten": "one row of bits", "Concat": "channels joined",
-    "Pack": "to bits", "Unpack": "from bits",
-}  # fmt: skip
-
-
 class _Timed(fx.Interpreter):
     """Runs a program step by step, on one image."""
 
@@ -295,21 +290,23 @@ class _Timed(fx.Interpreter):
         module = self.module.get_submodule(str(n.target)) if n.op == "call_module" else None
         if isinstance(module, Chain):
             given = module.readable(self.fetch_args_kwargs_from_env(n)[0])
-            plan, ready = module.plan_for(given)
-            _outputs = ready.begin(given)  # kept until the steps have written them
-            for number, name in enumerate(plan.names):
+            builder, program = module.program_for(given)
+            _outputs = program.bind(given)  # kept until the steps have written them
+            for number, name in enumerate(builder.names):
                 start = time.perf_counter()
-                ready.run(module.which_cpu, number)
-                self.note(name, type(module.kernels[name]).__name__, start)
+                program.run_step(number, module.instruction_set)
+                self.note(name, module.kernels[name], start)
         start = time.perf_counter()
         result = super().run_node(n)
         if n.op in ("call_module", "call_function", "call_method") and not isinstance(module, Chain) and n.target is not operator.getitem:
-            self.note(n.name, n.name if module is None else type(module).__name__, start)
+            self.note(n.name, n.name if module is None else module, start)
         return result
 
-    def note(self, name: str, kind: str, start: float) -> None:
+    def note(self, name: str, what: Any, start: float) -> None:
         ms = 1e3 * (time.perf_counter() - start)
-        times = self.times.setdefault((name, _KERNELS.get(kind, f"torch: {kind}")), [])
+        shown = what if isinstance(what, str) else type(what).__name__
+        kernel = kernels.name_of(type(what)) if isinstance(what, Kernel) else None
+        times = self.times.setdefault((name, kernel or f"torch: {shown}"), [])
         if len(times) < self.runs:
             times.append(ms)
         else:  # one that has several parts

@@ -1,5 +1,7 @@
 """A package of somebody else's: it registers one toy variant of each kind, and mptify does not know it."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from timm.models import register_model
@@ -9,7 +11,16 @@ from torch.nn import functional as F
 import mptify
 from mptify.export import Artifact, ExportTarget
 from mptify.nn.scopes import SharedThreshold
-from mptify.registry import data_sources, export_targets, init_schemes, methods, quantizers, scopes
+from mptify.registry import (
+    data_sources,
+    export_targets,
+    init_schemes,
+    kernels,
+    methods,
+    quantizers,
+    scopes,
+)
+from mptify.runtime.kernel import Candidate, TorchKernel
 from mptify.training.methods.biprop import Biprop
 
 
@@ -183,3 +194,32 @@ class ToyNet(nn.Module):
 @register_model
 def toy_net(pretrained=False, **options):
     return ToyNet(**{key: options[key] for key in ("num_classes", "in_chans") if key in options})
+@kernels.register("toy_conv")
+class ToyConv(TorchKernel):
+    """A convolution that reads two channels of signs, and makes signs."""
+
+    SETTINGS: ClassVar = {"padding": int}
+    BUFFERS = ("weight", "least")
+
+    def __init__(self, pattern):
+        super().__init__()
+        self.padding = pattern.branch.layer.padding[0]
+        self.register_buffer("weight", pattern.rising_weight)
+        self.register_buffer("least", pattern.thresholds.least[0])
+
+    @classmethod
+    def matches(cls, pattern):
+        reads_two = pattern.reads_signs and getattr(pattern.branch.layer, "in_channels", 0) == 2
+        return reads_two and pattern.makes_signs and pattern.is_plain
+
+    @classmethod
+    def candidate(cls, pattern):
+        return None if pattern.thresholds is None else Candidate(0.0, lambda: cls(pattern))
+
+    def validate(self):
+        if self.weight.dim() != 4 or self.least.shape != self.weight.shape[:1]:
+            raise ValueError("its thresholds are not one per filter")
+
+    def forward(self, x):
+        sums = F.conv2d(x, self.weight.float(), padding=self.padding)
+        return torch.where(sums >= self.least.view(-1, 1, 1), 1.0, -1.0)

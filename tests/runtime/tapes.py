@@ -1,4 +1,4 @@
-"""Programs written down for replay.cpp, which runs them where Python can't: under sanitizers, on emulated processors."""
+"""Programs as bytes for replay.cpp, which runs them under sanitizers and on emulated CPUs."""
 
 import os
 import struct
@@ -14,7 +14,9 @@ FLAGS = ["-std=c++17", "-pthread", "-ffp-contract=off", "-Wno-psabi", "-Wno-unkn
 
 def build(compiler, folder, *flags):
     target = Path(folder) / "replay"
-    subprocess.run([compiler, *FLAGS, *flags, str(REPLAY), "-o", str(target)], check=True, capture_output=True)
+    subprocess.run(
+        [compiler, *FLAGS, *flags, str(REPLAY), "-o", str(target)], check=True, capture_output=True
+    )
     return target
 
 
@@ -22,28 +24,40 @@ def numbers(*values):
     return struct.pack(f"<{len(values)}q", *values)
 
 
-def tape(chain, inputs, which_cpu, threads):
+def tape(chain, inputs, cpu, threads):
     """A chain on some images, as bytes."""
     given = chain.readable(inputs)
-    images, (plan, _) = len(given[0]), chain.plan_for(given)
-    steps = bytes(plan.steps())
+    images, (builder, _) = len(given[0]), chain.program_for(given)
+    steps = bytes(builder.steps())
     arrays = [
         *[(0, x.numel() * 4, 4 * x.stride(0), x.contiguous().numpy().tobytes()) for x in given],
-        *[(2, images * form.bytes, form.bytes, b"") for form in plan.outputs],
-        *[(1, size, 0, b"") for size in plan.rooms],
-        *[(0, len(data := _bytes(array)), 0, data) for array in plan.constants],
+        *[(2, images * form.bytes, form.bytes, b"") for form in builder.outputs],
+        *[(1, size, 0, b"") for size in builder.workspace_sizes],
+        *[(0, len(data := _bytes(array)), 0, data) for array in builder.constants],
     ]
-    head = numbers(which_cpu, threads, images, len(plan.names)) + steps + numbers(len(arrays))
-    return head + b"".join(numbers(what, size, stride) + data for what, size, stride, data in arrays)
+    head = numbers(cpu, threads, images, len(builder.names)) + steps + numbers(len(arrays))
+    return head + b"".join(
+        numbers(what, size, stride) + data for what, size, stride, data in arrays
+    )
 
 
 def _bytes(array):
-    return (array.numpy() if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)).tobytes()
+    return (
+        array.numpy() if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)
+    ).tobytes()
 
 
 def replay(command, tapes):
     """What the program prints: all outputs, one after the other, as float32."""
-    filled = {"ASAN_OPTIONS": "max_malloc_fill_size=1000000:malloc_fill_byte=255"}  # so that what was not written is no zero
-    done = subprocess.run(command, input=numbers(len(tapes)) + b"".join(tapes), capture_output=True, check=False, env=os.environ | filled)
+    filled = {
+        "ASAN_OPTIONS": "max_malloc_fill_size=1000000:malloc_fill_byte=255"
+    }  # so that what was not written is no zero
+    done = subprocess.run(
+        command,
+        input=numbers(len(tapes)) + b"".join(tapes),
+        capture_output=True,
+        check=False,
+        env=os.environ | filled,
+    )
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     return torch.frombuffer(bytearray(done.stdout), dtype=torch.float32)

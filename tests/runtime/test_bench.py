@@ -34,8 +34,8 @@ def one_image(monkeypatch):
 def test_a_network_is_measured_step_by_step(one_image):
     found = measured("inference", "mptify:conv2", "--prune", "0.9")
     kernels = {node["name"]: node["kernel"] for node in found["nodes"]}
-    assert "first layer" in kernels.values()
-    assert "bit-sliced" in kernels.values()
+    assert "input_conv" in kernels.values()
+    assert "bitsliced_conv" in kernels.values()
     assert found["float_share"] == 0  # from pixels to logits, all of it is packed
     assert min(found[name] for name in ("packed", "eager", "channels_last")) > 0
     assert found["speedup"] is None
@@ -55,10 +55,17 @@ def test_several_threads_are_compared_with_one(one_image):
 
 
 def test_a_ticket_file_is_measured_as_its_network_is(one_image, tmp_path):
-    mptify.save(mptify.transform(conv2(), bits="1/1", prune=0.9), tmp_path / "a.ticket", "mptify:conv2")
-    found, other = measured("inference", str(tmp_path / "a.ticket")), measured("inference", "mptify:conv2", "--prune", "0.9")
+    mptify.save(
+        mptify.transform(conv2(), bits="1/1", prune=0.9), tmp_path / "a.ticket", "mptify:conv2"
+    )
+    found, other = (
+        measured("inference", str(tmp_path / "a.ticket")),
+        measured("inference", "mptify:conv2", "--prune", "0.9"),
+    )
     assert found["onnxruntime"] is None
-    assert [node["kernel"] for node in found["nodes"]] == [node["kernel"] for node in other["nodes"]]
+    assert [node["kernel"] for node in found["nodes"]] == [
+        node["kernel"] for node in other["nodes"]
+    ]
     assert (found["weights"], found["survivors"]) == (other["weights"], other["survivors"])
 
 
@@ -66,7 +73,9 @@ def test_what_has_nothing_to_measure_is_told(tmp_path):
     assert "can't be read" in refused("inference", str(tmp_path / "none.ticket"))
     mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket")
     assert "no registry knows" in refused("inference", str(tmp_path / "a.ticket"))
-    mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2")
+    mptify.save(
+        mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2"
+    )
     assert "are for 1/1 tickets" in refused("inference", str(tmp_path / "a.ticket"))
 
 
@@ -74,7 +83,9 @@ def test_layers_are_measured_beside_torch():
     found = measured("layers", "--prune", "0.98")
     assert [row["channels"] for row in found] == [64, 128, 256, 512]
     assert all(row["ratio"] == row["dense"] / row["packed"] > 0 for row in found)
-    assert all(row["packed_low"] <= row["packed"] and row["dense_low"] <= row["dense"] for row in found)
+    assert all(
+        row["packed_low"] <= row["packed"] and row["dense_low"] <= row["dense"] for row in found
+    )
 
 
 def test_time_against_the_prune_rate_is_drawn(tmp_path):

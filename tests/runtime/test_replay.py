@@ -1,4 +1,4 @@
-"""The kernels under sanitizers, and on other processors: programs that Python planned, run by a program of their own."""
+"""The kernels under sanitizers and on other processors: a C++ program runs what Python built."""
 
 import random
 import shutil
@@ -9,26 +9,29 @@ from torch import nn
 
 import mptify
 from mptify.models import resnet18_cifar
-from mptify.runtime.bitsliced import BitslicedConv
+from mptify.runtime.chain import Chain
 from mptify.runtime.geometry import Geometry, fits
-from mptify.runtime.joined import JoinedConv
+from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
+from mptify.runtime.kernels.flatten import Flatten
+from mptify.runtime.kernels.input_conv import InputConv
+from mptify.runtime.kernels.max_pool import MaxPool
+from mptify.runtime.kernels.pooled_linear import PooledLinear
+from mptify.runtime.kernels.popcount_conv import PopcountConv
+from mptify.runtime.kernels.popcount_linear import PopcountLinear
+from mptify.runtime.kernels.residual_add import ResidualAdd
 from mptify.runtime.library import cpu_names, library
-from mptify.runtime.linear import PopcountLinear
-from mptify.runtime.means import MeanLinear
-from mptify.runtime.pixels import PixelConv
-from mptify.runtime.planes import Flatten
-from mptify.runtime.pooling import Pool
-from mptify.runtime.program import Chain
 from mptify.runtime.thresholds import Thresholds
-from mptify.runtime.windows import WindowConv
 from tests.runtime.tapes import build, replay, tape
-from tests.runtime.test_kernels import chain_of, lay_out_somehow, random_layer, signs, ternary
+from tests.runtime.test_kernels import chain_of, random_layer, randomize_tiles, signs, ternary
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),
+]
 
 
 def scaled(layer):
-    """With a gain, and offsets for as many filters as it has, or none."""
+    """With a gain, and with or without biases."""
     filters = len(layer.starts) // 2 if hasattr(layer, "starts") else len(layer.weights)
     layer.scale_(torch.rand(()), random.choice([None, torch.randn(filters)]))
     return layer
@@ -47,46 +50,78 @@ def random_chains():
     yield chain_of(BitslicedConv(whole, thresholds, geometry), 2), (images, signs(*sums.shape))
     yield chain_of(scaled(BitslicedConv(whole, None, geometry)), 1), (images,)
     if weight.shape[1] == geometry.channels:
-        yield chain_of(WindowConv(whole, thresholds, geometry), 2), (images, signs(*sums.shape))
-        yield chain_of(scaled(WindowConv(whole, None, geometry)), 1), (images,)
-    theirs, others = ternary(len(weight), 5, 1, 1, kept=0.5).to(torch.int8), signs(len(images), 5, *sums.shape[2:])
+        yield chain_of(PopcountConv(whole, thresholds, geometry), 2), (images, signs(*sums.shape))
+        yield chain_of(scaled(PopcountConv(whole, None, geometry)), 1), (images,)
+    theirs, others = (
+        ternary(len(weight), 5, 1, 1, kept=0.5).to(torch.int8),
+        signs(len(images), 5, *sums.shape[2:]),
+    )
     other = BitslicedConv(theirs, None, Geometry(5, tuple(others.shape[2:]), (1, 1)))
-    least = torch.randint(-kept, kept + 2, (len(weight), 2 * int((theirs != 0).flatten(1).sum(1).max()) + 1))
-    yield chain_of(JoinedConv(BitslicedConv(whole, None, geometry), other, least), 2), (images, others)
+    least = torch.randint(
+        -kept, kept + 2, (len(weight), 2 * int((theirs != 0).flatten(1).sum(1).max()) + 1)
+    )
+    yield (
+        chain_of(ResidualAdd(BitslicedConv(whole, None, geometry), other, least), 2),
+        (images, others),
+    )
     found = Thresholds(torch.randint(-16, 17, (len(weight),)) / 8, torch.rand(len(weight)) < 0.5)
-    yield chain_of(PixelConv(whole, found, geometry), 1, layout=None), (torch.randint(-16, 17, images.shape) / 8,)
+    yield (
+        chain_of(InputConv(whole, found, geometry), 1, layout=None),
+        (torch.randint(-16, 17, images.shape) / 8,),
+    )
     inputs = random.choice([1, 7, 31, 256, 300, 9000])
     for least in (None, torch.randint(-9, 10, (70,))):
         linear = PopcountLinear(ternary(70, inputs, kept=0.4).to(torch.int8), least)
-        yield chain_of(linear if least is not None else scaled(linear), 1, layout="vectors"), (signs(2, inputs),)
-    yield chain_of(Flatten(), 1), (signs(2, random.randint(1, 5), random.randint(1, 9), random.randint(1, 70)),)
+        yield (
+            chain_of(linear if least is not None else scaled(linear), 1, layout="vectors"),
+            (signs(2, inputs),),
+        )
     yield (
-        chain_of(scaled(MeanLinear(ternary(70, 13, kept=0.4).to(torch.int8))), 1),
+        chain_of(Flatten(), 1),
+        (signs(2, random.randint(1, 5), random.randint(1, 9), random.randint(1, 70)),),
+    )
+    yield (
+        chain_of(scaled(PooledLinear(ternary(70, 13, kept=0.4).to(torch.int8))), 1),
         (signs(2, 13, random.randint(1, 9), random.randint(1, 70)),),
     )
     pool = nn.MaxPool2d(random.randint(1, 3), random.randint(1, 3))
     yield (
-        chain_of(Pool(pool, (torch.rand(4) < 0.5).to(torch.uint8)), 1),
+        chain_of(MaxPool.of(pool, (torch.rand(4) < 0.5).to(torch.uint8)), 1),
         (signs(2, 4, random.randint(3, 20), random.choice([9, 64, 65, 130])),),
     )
     yield (
-        chain_of(BitslicedConv(ternary(6, 11, 1, 1, kept=0.5).to(torch.int8), None, Geometry(11, (1, 5), (1, 1))), 1, layout="tokens"),
+        chain_of(
+            BitslicedConv(
+                ternary(6, 11, 1, 1, kept=0.5).to(torch.int8), None, Geometry(11, (1, 5), (1, 1))
+            ),
+            1,
+            layout="tokens",
+        ),
         (signs(2, 5, 11),),
     )
 
 
 def padded_chains():
-    """Layers whose padding is longer than a word, or than a strip."""
-    for kernel, padding, size in (((1, 1), (3, 3), (5, 60)), ((3, 3), (6, 6), (5, 55)), ((1, 1), (3, 1), (5, 130))):
+    """Layers whose padding is longer than a word, or than a tile."""
+    for kernel, padding, size in (
+        ((1, 1), (3, 3), (5, 60)),
+        ((3, 3), (6, 6), (5, 55)),
+        ((1, 1), (3, 1), (5, 130)),
+    ):
         weight = ternary(4, 3, *kernel, kept=0.8).to(torch.int8)
-        yield chain_of(BitslicedConv(weight, None, Geometry(3, size, kernel, padding=padding)), 1), (signs(1, 3, *size),)
+        yield (
+            chain_of(BitslicedConv(weight, None, Geometry(3, size, kernel, padding=padding)), 1),
+            (signs(1, 3, *size),),
+        )
 
 
 def whole_network():
     torch.manual_seed(0)
     ticketed = mptify.transform(resnet18_cifar(), bits="1/1", prune=0.9).eval()
     x = torch.randint(-24, 25, (2, 3, 32, 32)) / 8
-    (chain,) = (module for module in mptify.pack(ticketed, x).modules() if isinstance(module, Chain))
+    (chain,) = (
+        module for module in mptify.pack(ticketed, x).modules() if isinstance(module, Chain)
+    )
     return chain, (x,)
 
 
@@ -95,32 +130,32 @@ def require_agreement(command, cpus, rounds, monkeypatch):
     torch.manual_seed(1)
     chains = [whole_network()]
     for _ in range(rounds):
-        lay_out_somehow(monkeypatch)
-        chains += [planned(*pair) for some in (random_chains(), padded_chains()) for pair in some]
+        randomize_tiles(monkeypatch)
+        chains += [built(*pair) for some in (random_chains(), padded_chains()) for pair in some]
     expected = torch.cat([out.flatten() for chain, inputs in chains for out in raw(chain, inputs)])
     for which in cpus:
         tapes = [tape(chain, inputs, which, random.choice([1, 2, 3])) for chain, inputs in chains]
         assert torch.equal(replay(command, tapes), expected), which
 
 
-def planned(chain, inputs):
-    """With its plan made, in the layout of now."""
-    chain.plan_for(chain.readable(inputs))
+def built(chain, inputs):
+    """With its program built, in the tile layout of now."""
+    chain.program_for(chain.readable(inputs))
     return chain, inputs
 
 
 def raw(chain, inputs):
     """What leaves a chain, as the library wrote it."""
     given = chain.readable(inputs)
-    _, ready = chain.plan_for(given)
-    outputs = ready.begin(given)
-    ready.run(-1)
+    _, program = chain.program_for(given)
+    outputs = program.bind(given)
+    program.run()
     return outputs
 
 
 def test_nothing_is_read_or_written_outside(tmp_path, monkeypatch):
     """AddressSanitizer and UndefinedBehaviorSanitizer, on all instruction sets of this machine."""
-    # Checks that are called rather than written out: everything is inlined here, and the compiler would take minutes.
+    # Checks are calls, not inlined: the compiler would take minutes.
     flags = [
         "-O0",
         "-g1",
@@ -129,7 +164,12 @@ def test_nothing_is_read_or_written_outside(tmp_path, monkeypatch):
         "--param",
         "asan-instrumentation-with-call-threshold=0",
     ]
-    require_agreement([build("g++", tmp_path, *flags)], range(len(cpu_names())), rounds=40, monkeypatch=monkeypatch)
+    require_agreement(
+        [build("g++", tmp_path, *flags)],
+        range(len(cpu_names())),
+        rounds=40,
+        monkeypatch=monkeypatch,
+    )
 
 
 def test_threads_do_not_get_in_each_others_way(tmp_path, monkeypatch):
@@ -139,8 +179,14 @@ def test_threads_do_not_get_in_each_others_way(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(
-    not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")), reason="no cross compiler or no emulator for ARM"
+    not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")),
+    reason="no cross compiler or no emulator for ARM",
 )
 def test_arm_gives_the_same_bits(tmp_path, monkeypatch):
     """NEON, emulated."""
-    require_agreement(["qemu-aarch64", build("aarch64-linux-gnu-g++", tmp_path, "-O2", "-static")], [0], rounds=20, monkeypatch=monkeypatch)
+    require_agreement(
+        ["qemu-aarch64", build("aarch64-linux-gnu-g++", tmp_path, "-O2", "-static")],
+        [0],
+        rounds=20,
+        monkeypatch=monkeypatch,
+    )

@@ -131,7 +131,7 @@ def test_packing_refuses_to_lose_hooks():
     network = Hooked()
     network[5].register_forward_hook(lambda module, args, output: None)
     ticketed = mptify.transform(network, bits="1/1", prune=0.5).eval()
-    with pytest.raises(mptify.MptifyError, match=r"5_sign has hooks, which would not be called"):
+    with pytest.raises(mptify.MptifyError, match=r"5_sign has hooks, which a packed program would not call"):
         mptify.pack(ticketed, images(16))
 
 

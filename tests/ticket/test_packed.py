@@ -87,7 +87,7 @@ def test_any_flipped_bit_is_noticed(conv2, tmp_path):
         changed[random.randrange(len(data))] ^= 1 << random.randrange(8)
         (tmp_path / "a.packed").write_bytes(changed)
         with pytest.raises(MptifyError):
-            packed_files.program_in(packed_files.open_packed(tmp_path / "a.packed"))
+            packed_files.build_program(packed_files.open_packed(tmp_path / "a.packed"))
     for length in (0, 7, 8, 100, len(data) // 2, len(data) - 1):
         (tmp_path / "a.packed").write_bytes(data[:length])
         with pytest.raises(MptifyError):
@@ -136,7 +136,7 @@ def rows_that_are_no_taps(description, tensors):
 
 HOSTILE = {
     "rows outside": (rows_that_are_no_taps, "lie outside of the image"),
-    "a kernel of another kind": (lambda d, t: d["kernels"].update(features_2=d["kernels"]["features_2_pool"]), "stands where none"),
+    "a kernel of another kind": (lambda d, t: d["kernels"].update(features_2=d["kernels"]["features_2_pool"]), "can't replace this layer"),
     "a type of another": (set_in("dtype", "load"), "a type or notes"),
     "notes that are none": (set_in("notes", 5), "a type or notes"),
     "a huge shape": (lambda d, t: d["shapes"].update({name: [2**70] for name in d["shapes"]}), "does not fit"),
@@ -146,28 +146,28 @@ HOSTILE = {
     "too few thresholds": (lambda d, t: t.update({"kernel.features_2.thresholds": torch.zeros(1, 3, dtype=torch.int32)}), "thresholds"),
     "survivors that are not there": (cut("kernel.features_2.index"), "do not follow each other"),
     "taps outside": (fill("kernel.features_0.taps", 99), "lie outside of the image"),
-    "too few weights": (cut("kernel.classifier_1.weights"), "no masks and signs"),
-    "a huge kernel": (set_in("kernels", "features_2", "geometry", 2, [1 << 20, 1]), "is no size"),
-    "a kernel of no size": (set_in("kernels", "features_2", "geometry", 2, [0, 3]), "no convolution"),
+    "too few weights": (cut("kernel.classifier_1.weights"), "how many weights each filter keeps"),
+    "a huge kernel": (set_in("kernels", "features_2", "geometry", 2, [1 << 20, 1]), "is not a size"),
+    "a kernel of no size": (set_in("kernels", "features_2", "geometry", 2, [0, 3]), "not the geometry of a convolution"),
     "more channels": (set_in("kernels", "features_2", "geometry", 0, 128), None),
-    "fewer survivors than there are": (set_in("kernels", "features_2", "most_kept", 1), "more survivors than it says"),
-    "an unknown kernel": (set_in("kernels", "features_2", "kind", "Chain"), "there is no kernel 'Chain'"),
-    "no kernel": (set_in("kernels", "features_2", 5), "there is no kernel None"),
-    "a kernel without a place": (lambda d, t: d["kernels"].update(other=d["kernels"]["features_2_pool"]), "some kernels found no place"),
+    "fewer survivors than there are": (set_in("kernels", "features_2", "max_kept", 1), "more survivors than it says"),
+    "an unknown kernel": (set_in("kernels", "features_2", "kernel", "Chain"), "There is no runtime kernel 'Chain'; there are .*--plugin"),
+    "no kernel": (set_in("kernels", "features_2", 5), "does not name a kernel"),
+    "a kernel without a place": (lambda d, t: d["kernels"].update(other=d["kernels"]["features_2_pool"]), "no layer for other"),
     "a state without a place": (lambda d, t: t.update({"state.norm.weight": torch.ones(3)}), "norm.weight"),
-    "sums without a gain": (lambda d, t: t.pop("kernel.classifier_5_sums.gain"), "stands where none belongs"),
-    "signs with a gain": (lambda d, t: t.update({"kernel.features_2.gain": torch.ones(1)}), "stands where none belongs"),
-    "two gains": (lambda d, t: t.update({"kernel.classifier_5_sums.gain": torch.ones(2)}), "its gain is not one number"),
-    "too few offsets": (lambda d, t: t.update({"kernel.classifier_5_sums.offset": torch.ones(3)}), "not one per filter"),
+    "sums without a gain": (lambda d, t: t.pop("kernel.classifier_5_sums.gain"), "can't replace this layer"),
+    "signs with a gain": (lambda d, t: t.update({"kernel.features_2.gain": torch.ones(1)}), "can't replace this layer"),
+    "two gains": (lambda d, t: t.update({"kernel.classifier_5_sums.gain": torch.ones(2)}), "its gain is not one float32 number"),
+    "too few biases": (lambda d, t: t.update({"kernel.classifier_5_sums.bias": torch.ones(3)}), "not one float32 number per filter"),
     "another network": (set_in("architecture", "name", "conv4"), "does not fit mptify:conv4"),
     "a huge network": (set_in("architecture", {"source": "timm", "name": "vit_giant_patch14_224", "arguments": {}}), "not made from"),
-    "a later version": (set_in("version", 9), "reads version 3"),
-    "an earlier version": (set_in("version", 2), "format version 2, .*export the ticket again"),
+    "a later version": (set_in("version", 9), "reads version 4"),
+    "an earlier version": (set_in("version", 3), "format version 3, .*export the ticket again"),
     "pairs of one": (fill_one("kernel.features_2.starts", 1, 1), "in pairs of one"),
-    "no most sign": (fill("kernel.features_2.flipped", 7), "of which sign most survivors are"),
-    "a layout of nothing": (set_in("kernels", "features_2", "layout", [32, 0, 1]), "is no layout"),
+    "no most sign": (fill("kernel.features_2.flipped", 7), "which filters are flipped"),
+    "a layout of nothing": (set_in("kernels", "features_2", "layout", [32, 0, 1]), "is not a tile layout"),
     "another layout": (set_in("kernels", "features_2", "layout", [32, 7, 3]), "lie outside of the image"),
-    "more than it should": (set_in("more", 1), "lacks or adds something"),
+    "more than it should": (set_in("more", 1), "lacks or adds more"),
     "settings that mean nothing": (set_in("config", "prune", 7), "settings are invalid"),
 }  # fmt: skip
 
@@ -204,7 +204,7 @@ def test_wrong_uses_are_told(conv2, tmp_path):
         mptify.load(path, model=torch.nn.Linear(2, 2))
     with pytest.raises(DamagedTicket, match="This is a packed file, not a ticket"):
         mptify.read(path)
-    with pytest.raises(DamagedTicket, match="This is no packed file"):
+    with pytest.raises(DamagedTicket, match="This is not a packed file"):
         packed_files.open_packed(path.with_name("a.ticket"))
     with pytest.raises(MptifyError, match="can't be read"):
         packed_files.open_packed(tmp_path / "none")

@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "team.h"
+#include "parallel.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && defined(__linux__) && !defined(MPTIFY_ONE_CPU)
 #define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -47,7 +47,7 @@ inline uint32_t magnitude(float value) { return bits_of(value) & ~kSign; }
 template <class Work>
 void in_parts(int64_t count, int parts, const Work& work) {
   const int64_t share = (count / parts + kBlock) / kBlock * kBlock;
-  in_team(parts, [&](int part) { work(part, std::min(count, part * share), std::min(count, (part + 1) * share)); });
+  run_parallel(parts, [&](int part) { work(part, std::min(count, part * share), std::min(count, (part + 1) * share)); });
 }
 
 int parts_for(int64_t count, int threads) { return (int)std::max<int64_t>(1, std::min<int64_t>(threads, count / kGrain)); }

@@ -1,0 +1,7 @@
+"""Runtime kernels: one file each, found by name in `mptify.registry.kernels`."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
