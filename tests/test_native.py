@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mptify
+from mptify.errors import MptifyError
 from mptify.nn import build, native, quantizers, topk
 from mptify.runtime import library as packed
 from tests.nets import Plain, images
@@ -135,8 +136,14 @@ def test_signs_and_their_gradients_agree_with_torch(monkeypatch, width, order):
     torch.testing.assert_close(slopes, both(values)[1])
 
 
-def test_a_library_of_another_edition_is_not_used(monkeypatch):
-    monkeypatch.setattr(native, "_EDITION", -1)
+def test_a_library_of_other_sources_is_refused(monkeypatch):
+    monkeypatch.setattr(native, "source_digest", lambda source: "0")
+    with pytest.raises(MptifyError, match="was built from other sources"):
+        native._load()
+
+
+def test_without_a_library_torch_does_the_work(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "_SOURCE", tmp_path / "none.cpp")
     assert native._load() is None
 
 

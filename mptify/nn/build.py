@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import hashlib
 import os
 import re
 import shlex
@@ -13,10 +13,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-SOURCES = (
-    "nn/csrc/ticket.cpp",
-    "runtime/csrc/packed.cpp",
-)  # in the package; each library is put beside its source
+# In the package; each library is put beside its source.
+SOURCES = ("nn/csrc/ticket.cpp", "runtime/csrc/packed.cpp")
 FLAGS = [
     "-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off",  # no fused multiply-add, as in torch
@@ -28,13 +26,12 @@ def library_of(source: Path) -> Path:
     return source.with_name(f"_{source.stem}.{'dll' if sys.platform == 'win32' else 'so'}")
 
 
-def open_library(source: Path, edition_of: str, edition: int) -> ctypes.CDLL | None:
-    """The library of a source, if it was built, and from this edition of it."""
-    try:
-        found = ctypes.CDLL(str(library_of(source)))
-        return found if getattr(found, edition_of)() == edition else None
-    except (OSError, AttributeError):
-        return None
+def source_digest(source: Path) -> str:
+    """A digest of a source and of the headers beside it."""
+    digest = hashlib.sha256()
+    for path in sorted(source.parent.glob("*.[chi]*")):
+        digest.update(f"{path.name}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def build(source: Path) -> Path | None:
@@ -46,11 +43,12 @@ def build(source: Path) -> Path | None:
         else [[name] for name in ("c++", "g++", "clang++") if shutil.which(name)]
     )
     target = library_of(source)
+    flags = [*FLAGS, f'-DMPTIFY_SOURCE="{source_digest(source)}"']
     scratch = target.with_name(f"{target.name}.{os.getpid()}.new")
     try:
         for compiler in compilers:
             for extra in ([], ["-DMPTIFY_ONE_CPU"]):
-                command = [*compiler, *FLAGS, *extra, str(source), "-o", str(scratch)]
+                command = [*compiler, *flags, *extra, str(source), "-o", str(scratch)]
                 try:
                     done = subprocess.run(command, capture_output=True, check=False)
                 except OSError:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mptify.nn.build import open_library
+from mptify.errors import MptifyError
+from mptify.nn.build import library_of, source_digest
 
 __all__ = [
     "NO_HINT",
@@ -27,11 +28,10 @@ __all__ = [
     "sign_gradient",
 ]
 
-_EDITION = 2
+_SOURCE = Path(__file__).with_name("csrc") / "ticket.cpp"
 _KINDS = {True: 0, False: 1, "weights": 2}  # gain · M ⊙ B, M ⊙ B, M ⊙ W
-_LEAST_REACH = (
-    1 << 13
-)  # in units in the last place: a change by 0.1 %, which about 0.1 % of the scores are within
+# In units in the last place: a change by 0.1 %, which about 0.1 % of the scores are within.
+_LEAST_REACH = 1 << 13
 
 
 class Hint(NamedTuple):
@@ -45,11 +45,18 @@ NO_HINT = Hint(0, 0)
 
 
 def _load() -> ctypes.CDLL | None:
-    found = open_library(
-        Path(__file__).with_name("csrc") / "ticket.cpp", "mptify_edition", _EDITION
-    )
-    if found is None:
+    path = library_of(_SOURCE)
+    try:
+        found = ctypes.CDLL(str(path))
+    except OSError:
         return None
+    source: Any = getattr(found, "mptify_source", lambda: b"")
+    source.restype = ctypes.c_char_p
+    if source() != source_digest(_SOURCE).encode():
+        raise MptifyError(
+            f"{path} was built from other sources than this mptify. Install mptify again to build "
+            "it."
+        )
     address, count, number, bits = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint32
     found.mptify_select.restype = bits
     found.mptify_select.argtypes = [address] * 3 + [

@@ -1,8 +1,8 @@
-// The passes over a layer's weights that a search makes in every step, each reading its arrays once. (Torch, an operation
-// at a time, reads and writes them a dozen times.) Plain C++ with C names: no torch, no Python.
+// The passes over scores and weights of each search step. Each pass reads its arrays once, where
+// torch's operations would read and write them a dozen times. Plain C++ without torch or Python.
 //
-// Magnitudes are compared as the integers that their float32 bits spell: the order is that of the floats, is total, and
-// puts a NaN above everything.
+// Magnitudes are compared as the integers that their float32 bits spell. This order is total,
+// agrees with that of the floats, and puts NaN above everything.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,13 +18,18 @@
 #define FOR_EACH_CPU
 #endif
 
+#ifndef MPTIFY_SOURCE
+#define MPTIFY_SOURCE ""
+#endif
+
 namespace {
 
-constexpr int64_t kBlock = 4096;      // of weights, whose sums are added up in order: the same for any number of threads
-constexpr int64_t kGrain = 1 << 16;   // below so many weights per thread, a thread costs more than it saves
-constexpr int kLanes = 16;            // partial sums side by side, the same on every CPU
-constexpr int kGroup = 4 * kLanes;    // of weights that are searched one by one if any of them lies near the threshold
-constexpr int kDigit = 12;            // bits of a magnitude that are counted at a time where there is no hint
+// Weights per block. Sums of blocks are added in order, so they do not depend on the threads.
+constexpr int64_t kBlock = 4096;
+constexpr int64_t kGrain = 1 << 16;  // the fewest weights for which a thread pays
+constexpr int kLanes = 16;           // partial sums side by side, the same on every CPU
+constexpr int kGroup = 4 * kLanes;   // weights that are rescanned if one is near the threshold
+constexpr int kDigit = 12;           // bits of a radix digit, where there is no hint
 constexpr int kBuckets = 1 << kDigit;
 
 inline uint32_t bits_of(float value) {
@@ -43,30 +48,37 @@ constexpr uint32_t kSign = 0x80000000u;
 
 inline uint32_t magnitude(float value) { return bits_of(value) & ~kSign; }
 
-// work(part, begin, end) on consecutive parts of [0, count), each a whole number of blocks.
+// Run work(chunk, begin, end) on consecutive chunks of [0, count), each a whole number of blocks.
 template <class Work>
-void in_parts(int64_t count, int parts, const Work& work) {
-  const int64_t share = (count / parts + kBlock) / kBlock * kBlock;
-  run_parallel(parts, [&](int part) { work(part, std::min(count, part * share), std::min(count, (part + 1) * share)); });
+void for_chunks(int64_t count, int chunks, const Work& work) {
+  const int64_t size = (count / chunks + kBlock) / kBlock * kBlock;
+  run_parallel(chunks, [&](int chunk) {
+    work(chunk, std::min(count, chunk * size), std::min(count, (chunk + 1) * size));
+  });
 }
 
-int parts_for(int64_t count, int threads) { return (int)std::max<int64_t>(1, std::min<int64_t>(threads, count / kGrain)); }
+int chunks_for(int64_t count, int threads) {
+  return (int)std::max<int64_t>(1, std::min<int64_t>(threads, count / kGrain));
+}
 
 struct Above {
   int64_t count = 0;
   std::vector<int32_t> near;  // indices of the magnitudes in [low, high)
 };
 
-// Four at a time, since GCC takes wider vectors apart, number by number, where they become doubles: three times slower.
+// Four lanes, since GCC converts wider vectors to doubles one number at a time: three times slower.
 constexpr int kWide = 4;
-typedef int32_t Ints __attribute__((vector_size(4 * kWide)));  // signed: magnitudes have no sign bit, and few CPUs compare unsigned
+// Signed, since magnitudes have no sign bit, and few CPUs compare unsigned vectors.
+typedef int32_t Ints __attribute__((vector_size(4 * kWide)));
 typedef int64_t Words __attribute__((vector_size(4 * kWide)));
 typedef float Floats __attribute__((vector_size(4 * kWide)));
 typedef double Doubles __attribute__((vector_size(8 * kWide)));
 
-// How many magnitudes reach `high`, the sums of |weight| over them, block by block, and who lies between `low` and `high`.
-FOR_EACH_CPU void look(
-    const float* scores, const float* weight, int64_t begin, int64_t end, uint32_t low, uint32_t high, Above* above, double* sums) {
+// Count the magnitudes from `high` on, sum |weight| over them by block, and list those in
+// [low, high).
+FOR_EACH_CPU void scan(
+    const float* scores, const float* weight, int64_t begin, int64_t end, uint32_t low,
+    uint32_t high, Above* above, double* sums) {
   const int32_t below_low = (int32_t)(low - 1), below_high = (int32_t)(high - 1);
   for (int64_t start = begin; start < end; start += kBlock) {
     const int64_t stop = std::min(end, start + kBlock);
@@ -84,7 +96,8 @@ FOR_EACH_CPU void look(
           const Ints mask = score > below_high;
           reaching[lane / kWide] -= mask;
           any |= (score > below_low) ^ mask;
-          total[lane / kWide] += __builtin_convertvector((Floats)(value & (int32_t)~kSign & mask), Doubles);
+          const Floats survivors = (Floats)(value & (int32_t)~kSign & mask);
+          total[lane / kWide] += __builtin_convertvector(survivors, Doubles);
         }
       const Words found = (Words)any;
       if (found[0] | found[1])
@@ -98,34 +111,37 @@ FOR_EACH_CPU void look(
       if (size - low < high - low) above->near.push_back((int32_t)i);
     }
     for (int lane = 0; lane < kLanes; lane++)
-      above->count += reaching[lane / kWide][lane % kWide], sum += total[lane / kWide][lane % kWide];
+      above->count += reaching[lane / kWide][lane % kWide],
+          sum += total[lane / kWide][lane % kWide];
     sums[start / kBlock] = sum;
   }
 }
 
-// How often each next digit comes behind `prefix`, the digits that are known already.
-FOR_EACH_CPU void count_digits(const float* scores, int64_t begin, int64_t end, int shift, uint32_t prefix, int64_t* buckets) {
+// Count the values of the digit after `prefix`, the digits that are known already.
+FOR_EACH_CPU void count_digits(
+    const float* scores, int64_t begin, int64_t end, int shift, uint32_t prefix, int64_t* buckets) {
   for (int64_t i = begin; i < end; i++) {
     const uint32_t digits = magnitude(scores[i]) >> shift;
     if (digits >> kDigit == prefix) buckets[digits & (kBuckets - 1)]++;
   }
 }
 
-// A narrow range, [low, high), that holds the kept-th largest magnitude: its first two digits, one pass each.
-void bracket(const float* scores, int64_t count, int64_t kept, int parts, uint32_t* low, uint32_t* high) {
+// Find a narrow range [low, high) around the kept-th largest magnitude: its first two digits.
+void bracket(
+    const float* scores, int64_t count, int64_t kept, int chunks, uint32_t* low, uint32_t* high) {
   uint32_t prefix = 0;
   int shift = 31;
   for (int64_t above = 0; shift > kDigit;) {
     shift -= kDigit;
-    std::vector<int64_t> buckets((int64_t)kBuckets * parts);
-    in_parts(count, parts, [&](int part, int64_t begin, int64_t end) {
-      count_digits(scores, begin, end, shift, prefix, &buckets[part * kBuckets]);
+    std::vector<int64_t> buckets((int64_t)kBuckets * chunks);
+    for_chunks(count, chunks, [&](int chunk, int64_t begin, int64_t end) {
+      count_digits(scores, begin, end, shift, prefix, &buckets[chunk * kBuckets]);
     });
     uint32_t digit = kBuckets;
     for (int64_t reached = above; reached < kept;) {
       above = reached;
       digit--;
-      for (int part = 0; part < parts; part++) reached += buckets[part * kBuckets + digit];
+      for (int chunk = 0; chunk < chunks; chunk++) reached += buckets[chunk * kBuckets + digit];
     }
     prefix = prefix << kDigit | digit;
   }
@@ -136,27 +152,33 @@ void bracket(const float* scores, int64_t count, int64_t kept, int parts, uint32
 enum Kind { kScaled = 0, kSigns = 1, kWeights = 2 };  // gain * M * B, M * B, M * W
 
 FOR_EACH_CPU void write(
-    const float* scores, const float* weight, float* out, int64_t begin, int64_t end, uint32_t threshold, float gain, Kind kind) {
+    const float* scores, const float* weight, float* out, int64_t begin, int64_t end,
+    uint32_t threshold, float gain, Kind kind) {
   const uint32_t size = bits_of(kind == kScaled ? gain : 1.0f);
   if (kind == kWeights)
-    for (int64_t i = begin; i < end; i++) out[i] = float_of(magnitude(scores[i]) >= threshold ? bits_of(weight[i]) : 0);
+    for (int64_t i = begin; i < end; i++)
+      out[i] = float_of(magnitude(scores[i]) >= threshold ? bits_of(weight[i]) : 0);
   else
     for (int64_t i = begin; i < end; i++)
-      out[i] = float_of(magnitude(scores[i]) >= threshold ? (bits_of(weight[i]) & kSign) | size : 0);
+      out[i] = float_of(
+          magnitude(scores[i]) >= threshold ? (bits_of(weight[i]) & kSign) | size : 0);
 }
 
-FOR_EACH_CPU void pull(const float* grad, const float* weight, const float* scores, float* out, int64_t begin, int64_t end, float by) {
+FOR_EACH_CPU void score_gradient(
+    const float* grad, const float* weight, const float* scores, float* out, int64_t begin,
+    int64_t end, float factor) {
   for (int64_t i = begin; i < end; i++) {
-    const float pulled = grad[i] * weight[i] * by;
-    out[i] = scores[i] < 0 ? -pulled : pulled;
+    const float value = grad[i] * weight[i] * factor;
+    out[i] = scores[i] < 0 ? -value : value;
   }
 }
 
-FOR_EACH_CPU void pull_signs(
-    const float* grad, const float* weight, const float* scores, float* out, int64_t begin, int64_t end, float by) {
+FOR_EACH_CPU void score_gradient_by_sign(
+    const float* grad, const float* weight, const float* scores, float* out, int64_t begin,
+    int64_t end, float factor) {
   for (int64_t i = begin; i < end; i++) {
-    const float pulled = grad[i] * by;
-    out[i] = (scores[i] < 0) != (weight[i] < 0) ? -pulled : pulled;
+    const float value = grad[i] * factor;
+    out[i] = (scores[i] < 0) != (weight[i] < 0) ? -value : value;
   }
 }
 
@@ -164,7 +186,8 @@ FOR_EACH_CPU void signs(const float* x, float* out, int64_t begin, int64_t end) 
   for (int64_t i = begin; i < end; i++) out[i] = x[i] < 0 ? -1.0f : 1.0f;
 }
 
-FOR_EACH_CPU void pull_spline(const float* grad, const float* x, float* out, int64_t begin, int64_t end, float width) {
+FOR_EACH_CPU void sign_gradient(
+    const float* grad, const float* x, float* out, int64_t begin, int64_t end, float width) {
   const float height = 2 / width, fall = height / width;
   for (int64_t i = begin; i < end; i++) {
     const float slope = height - fall * float_of(magnitude(x[i]));
@@ -176,33 +199,34 @@ FOR_EACH_CPU void pull_spline(const float* grad, const float* x, float* out, int
 
 extern "C" {
 
-// Raised when the functions below change, so that a library of an older build is not taken for this one.
-int mptify_edition() { return 2; }
+// The digest of the sources that this library was built from (see nn/build.py).
+const char* mptify_source() { return MPTIFY_SOURCE; }
 
-// Write the effective weight into `out`: of the `kept` largest |scores|, the lower index first among equals. `guess` is
-// where to look for the threshold first, as bits, and `reach` how far around it. Returns the threshold; *gain is the mean |weight| kept.
+// Write the effective weight of the `kept` largest |scores| into `out`; ties go to the lower index.
+// The search for the threshold starts within `reach` of `guess`, both as bits. Return the
+// threshold; *gain is the mean |weight| of the survivors.
 uint32_t mptify_select(
-    const float* scores, const float* weight, float* out, int64_t count, int64_t kept, int kind, uint32_t guess, uint32_t reach, int threads,
-    float* gain) {
-  const int parts = parts_for(count, threads);
+    const float* scores, const float* weight, float* out, int64_t count, int64_t kept, int kind,
+    uint32_t guess, uint32_t reach, int threads, float* gain) {
+  const int chunks = chunks_for(count, threads);
   std::vector<double> sums((count + kBlock - 1) / kBlock);
-  std::vector<Above> above(parts);
+  std::vector<Above> above(chunks);
   int64_t reached = 0, near = 0;
-  auto look_between = [&](uint32_t low, uint32_t high) {
+  auto scan_between = [&](uint32_t low, uint32_t high) {
     for (auto& one : above) one = Above();
-    in_parts(count, parts, [&](int part, int64_t begin, int64_t end) {
-      look(scores, weight, begin, end, low, high, &above[part], sums.data());
+    for_chunks(count, chunks, [&](int chunk, int64_t begin, int64_t end) {
+      scan(scores, weight, begin, end, low, high, &above[chunk], sums.data());
     });
     reached = near = 0;
     for (auto& one : above) reached += one.count, near += (int64_t)one.near.size();
   };
   auto is_found = [&] { return reached < kept && kept <= reached + near; };
   for (int tries = 0; tries < 2 && !is_found(); tries++, reach *= 8)
-    if (reach < guess && guess < kSign - reach) look_between(guess - reach, guess + reach);
+    if (reach < guess && guess < kSign - reach) scan_between(guess - reach, guess + reach);
   if (!is_found()) {
     uint32_t low, high;
-    bracket(scores, count, kept, parts, &low, &high);
-    look_between(low, high);
+    bracket(scores, count, kept, chunks, &low, &high);
+    scan_between(low, high);
   }
   std::vector<int32_t> candidates;
   candidates.reserve(near);
@@ -210,41 +234,53 @@ uint32_t mptify_select(
   std::vector<uint32_t> magnitudes(near);
   for (int64_t i = 0; i < near; i++) magnitudes[i] = magnitude(scores[candidates[i]]);
   const int64_t wanted = kept - reached;
-  std::nth_element(magnitudes.begin(), magnitudes.begin() + (wanted - 1), magnitudes.end(), std::greater<uint32_t>());
+  std::nth_element(
+      magnitudes.begin(), magnitudes.begin() + (wanted - 1), magnitudes.end(),
+      std::greater<uint32_t>());
   const uint32_t threshold = magnitudes[wanted - 1];
-  int64_t equals = wanted;  // how many of those that equal the threshold may stay
+  int64_t equals = wanted;  // how many of those that equal the threshold survive
   for (int32_t one : candidates) equals -= magnitude(scores[one]) > threshold;
-  std::vector<int32_t> losers;
+  std::vector<int32_t> pruned_ties;
   double sum = 0;
   for (double one : sums) sum += one;
   for (int32_t one : candidates) {
     const uint32_t size = magnitude(scores[one]);
     if (size < threshold) continue;
     if (size == threshold && equals-- <= 0)
-      losers.push_back(one);
+      pruned_ties.push_back(one);
     else
       sum += float_of(magnitude(weight[one]));
   }
   *gain = (float)(sum / (double)kept);
-  in_parts(count, parts, [&](int, int64_t begin, int64_t end) { write(scores, weight, out, begin, end, threshold, *gain, (Kind)kind); });
-  for (int32_t one : losers) out[one] = 0.0f;
+  for_chunks(count, chunks, [&](int, int64_t begin, int64_t end) {
+    write(scores, weight, out, begin, end, threshold, *gain, (Kind)kind);
+  });
+  for (int32_t one : pruned_ties) out[one] = 0.0f;
   return threshold;
 }
 
-// sign(x), with sign(0) = +1, and the gradient that stands in for its own: grad * max(0, 2/t * (1 - |x|/t)), t = width.
+// sign(x), with sign(0) = +1.
 void mptify_sign(const float* x, float* out, int64_t count, int threads) {
-  in_parts(count, parts_for(count, threads), [&](int, int64_t begin, int64_t end) { signs(x, out, begin, end); });
+  for_chunks(count, chunks_for(count, threads), [&](int, int64_t begin, int64_t end) {
+    signs(x, out, begin, end);
+  });
 }
 
-void mptify_sign_gradient(const float* grad, const float* x, float* out, int64_t count, float width, int threads) {
-  in_parts(count, parts_for(count, threads), [&](int, int64_t begin, int64_t end) { pull_spline(grad, x, out, begin, end, width); });
+// The sign's estimator: grad * max(0, 2/t * (1 - |x|/t)), t = width.
+void mptify_sign_gradient(
+    const float* grad, const float* x, float* out, int64_t count, float width, int threads) {
+  for_chunks(count, chunks_for(count, threads), [&](int, int64_t begin, int64_t end) {
+    sign_gradient(grad, x, out, begin, end, width);
+  });
 }
 
-// The scores' gradient: grad * weight * by * sgn(scores), or, with `signs`, grad * sign(weight) * by * sgn(scores).
+// The score gradient: grad * weight * factor * sgn(scores), with sign(weight) if `by_sign`.
 void mptify_score_gradient(
-    const float* grad, const float* weight, const float* scores, float* out, int64_t count, float by, int signs, int threads) {
-  in_parts(count, parts_for(count, threads), [&](int, int64_t begin, int64_t end) {
-    (signs ? pull_signs : pull)(grad, weight, scores, out, begin, end, by);
+    const float* grad, const float* weight, const float* scores, float* out, int64_t count,
+    float factor, int by_sign, int threads) {
+  for_chunks(count, chunks_for(count, threads), [&](int, int64_t begin, int64_t end) {
+    (by_sign ? score_gradient_by_sign : score_gradient)(
+        grad, weight, scores, out, begin, end, factor);
   });
 }
 }
