@@ -49,7 +49,7 @@ class Reason(Enum):
     LAST_LAYER = "asked: last layer"
     DEPTHWISE = "asked: depthwise"
     NOT_REACHED = "not reached by forward()"
-    SHARED = "shared with {}, which is no layer's"
+    SHARED = "shared with {}, which is not a layer's"
     BIAS_READ = "its bias is read by other code than its own"
     ODD_OPERATION = "its weight goes into {}(), where its input can't be made ±1"
     HOOKED = "a hook recomputes its weight"

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 
 from mptify.errors import BadData, first_line, shown
 from mptify.training.items import as_array, checked_item, checked_labels, sizes
-from mptify.training.signals import born_deaf, leave_stopping_to_the_search
+from mptify.training.signals import leave_stopping_to_the_search, sigterm_blocked
 
 __all__ = [
     "Images", "as_images", "as_pair", "batches_of", "checked_pixels", "evaluation_batches",
@@ -263,7 +263,7 @@ def _from_files(
         worker_init_fn=leave_stopping_to_the_search,
         pin_memory=torch.device(device).type == "cuda",
     )
-    with born_deaf():
+    with sigterm_blocked():
         batches = iter(loader)
     try:
         for batch in batches:

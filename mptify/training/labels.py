@@ -60,10 +60,10 @@ def with_labels_of(images: Images, notes: Mapping[str, Any], classes: int) -> Im
         return images
     if images.names == known:
         return images
-    strangers = [name for name in images.names if name not in known]
-    if strangers:
+    unknown = [name for name in images.names if name not in known]
+    if unknown:
         raise BadData(
-            f"The data has classes that the ticket does not know: {_listed(strangers)}; "
+            f"The data has classes that the ticket does not know: {_listed(unknown)}; "
             f"the ticket's are {_listed(known)}. Rename them or leave them out."
         )
     twice = next((name for name in images.names if known.count(name) > 1), None)

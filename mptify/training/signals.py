@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["born_deaf", "keep_freed_memory", "leave_stopping_to_the_search", "stoppable"]
+__all__ = ["keep_freed_memory", "leave_stopping_to_the_search", "sigterm_blocked", "stoppable"]
 
 
 def keep_freed_memory() -> None:
@@ -49,7 +49,7 @@ _SECONDS_LEFT = 30
 
 
 @contextlib.contextmanager
-def born_deaf() -> Iterator[None]:
+def sigterm_blocked() -> Iterator[None]:
     """Block SIGTERM in processes started inside, until they call `leave_stopping_to_the_search`."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
