@@ -209,7 +209,7 @@ def test_a_weight_shared_with_an_embedding_is_left_and_named():
     assert ticketed.head.weight is ticketed.words.weight
     assert ticketed.words.weight is not net.words.weight
     assert [(left.name, left.reason) for left in ticketed.ticket_plan.left_dense] == [
-        ("head", "shared with words.weight, which is no layer's")
+        ("head", "shared with words.weight, which is not a layer's")
     ]
 
 
