@@ -100,7 +100,7 @@ def test_a_folder_with_other_runs_is_refused_before_anything_runs(tmp_path, monk
     pretend(monkeypatch)
     run_sweep(sweep, cells_of(sweep, {}), out)
     ran = pretend(monkeypatch)
-    with pytest.raises(MptifyError, match=r"begun with another epochs.* Choose another --out"):
+    with pytest.raises(MptifyError, match=r"started with another epochs.* Choose another --out"):
         run_sweep(sweep, cells_of(sweep, {"epochs": 2}), out)
     with pytest.raises(MptifyError, match="is not empty, and a sweep needs a folder of its own"):
         run_sweep(sweep, cells_of(sweep, {}), tmp_path)

@@ -212,7 +212,7 @@ class Ticketed:
     @property
     def gain(self) -> Tensor:
         """The layer's scale; 1 for 32-bit weights, which keep their own magnitudes."""
-        return self._current().gain
+        return self._current().gain if self.state is WeightState.SEARCHING else self.fixed_gain
 
     @property
     def sign(self) -> Tensor:

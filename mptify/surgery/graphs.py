@@ -99,11 +99,12 @@ class TicketGraph(fx.GraphModule):
         for name, answer in answers.items():
             object.__setattr__(self, name, functools.partial(_answer, answer))
 
-    def train(self, mode: bool = True) -> TicketGraph:
-        wanted = self._graph_of(mode)
-        if wanted is not None and wanted is not self._graph:
-            self.graph = wanted
-        return super().train(mode)
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "training":  # set by `train()`, or directly, to restore the mode of each module
+            wanted = self._graph_of(value)
+            if wanted is not None and wanted is not self._graph:
+                self.graph = wanted
 
     def __prepare_scriptable__(self) -> Any:
         """Called by `torch.jit.script`."""

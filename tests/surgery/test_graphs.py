@@ -6,10 +6,12 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import mptify
 from mptify.errors import NotKept
+from mptify.training.evaluation import evaluating
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -135,3 +137,32 @@ def test_an_extractor_follows_the_scores_of_a_layer_that_sees_no_input(bits):
         ticketed.bias.scores.copy_(torch.rand(8, 8))
     assert not torch.equal(ticketed(x), before)
     torch.testing.assert_close(extractor(x)["logits"], ticketed(x))
+
+
+class ReadsMode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x):
+        x = F.dropout(F.relu(self.first(x)), 0.5, self.training)
+        return self.last(x)
+
+
+def test_the_graph_follows_the_mode_however_it_is_set():
+    """As `evaluating` restores the mode of each module, without calling `train()`."""
+    ticketed = mptify.transform(ReadsMode(), bits="1/1", prune=0.5)
+    x = torch.randn(2, 3, 9, 9)
+
+    def is_random():
+        return not torch.equal(ticketed(x), ticketed(x))
+
+    assert is_random()
+    with evaluating(ticketed):
+        assert not is_random()
+    assert is_random()
+    ticketed.training = False
+    assert not is_random()
+    copied = pickle.loads(pickle.dumps(ticketed))
+    copied.training = True
+    assert not torch.equal(copied(x), copied(x))
