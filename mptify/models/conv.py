@@ -43,9 +43,8 @@ class ConvN(nn.Module):
             nn.Linear(hidden, num_classes, bias=False),
         )
         self.num_classes = num_classes
-        for layer in (
-            self.modules()
-        ):  # appendix A, for dense training too; torch's default is smaller and slower to learn
+        # Appendix A, for dense training too; torch's default is smaller and slower to learn.
+        for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 

@@ -12,9 +12,8 @@ from torch import nn
 from mptify.errors import BadConfig
 from mptify.models import BUILDERS, TIMM_PREFIX
 
-default_cfgs: dict[
-    str, dict[str, Any]
-] = {}  # timm reads here what a model of this module expects of its images
+# Timm reads here what a model of this module expects of its images.
+default_cfgs: dict[str, dict[str, Any]] = {}
 
 Builder = Callable[..., nn.Module]
 

@@ -65,9 +65,8 @@ class InitMode(TorchFunctionMode):
         self.weights = weights
         self.read_blank = False
         self._generator = torch.Generator().manual_seed(seed)
-        self._views: dict[
-            int, Tensor
-        ] = {}  # of parameters; held, so that no other tensor can get their ids
+        # Of parameters; held, so that no other tensor can get their ids.
+        self._views: dict[int, Tensor] = {}
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -152,7 +151,7 @@ def _is_initializer(function: Any) -> bool:
 
 
 def _on_cpu(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """The generator for a tensor's device; `meta` draws nothing."""
+    """Whether a call draws numbers on a CPU, from the mode's generator."""
     asked = kwargs.get("device")
     given = [one.device for one in _tensors(args, kwargs)] or [
         torch.device(asked) if asked is not None else torch.get_default_device()

@@ -54,9 +54,8 @@ def _names(source: str) -> tuple[str, ...]:
         return tuple(models.BUILDERS)
     import timm
 
-    return tuple(
-        name for name in timm.list_models() if not name.startswith(models.TIMM_PREFIX)
-    )  # ours are registered there too
+    # Ours are registered there too.
+    return tuple(name for name in timm.list_models() if not name.startswith(models.TIMM_PREFIX))
 
 
 def all_entries() -> list[Entry]:
@@ -95,9 +94,8 @@ def resolve(text: str) -> Entry:
     if source in ("", "timm") and ours != name and models.is_known(ours):
         return Entry("mptify", ours)
     sources = (source,) if colon else _SOURCES
-    if "mptify" in sources and models.is_known(
-        name
-    ):  # timm has none of these names, so it need not be imported
+    # Timm has none of these names, so it need not be imported.
+    if "mptify" in sources and models.is_known(name):
         return Entry("mptify", name)
     for one in sources:
         if name in _names(one):
@@ -238,9 +236,8 @@ def example_inputs(
     if entry.source == "mptify":
         return (images(4, in_chans, size or 32, size or 32),)
     if entry.source == "timm":
-        config: Any = (
-            getattr(model, "pretrained_cfg", None) or {}
-        )  # networks of other packages may lack it
+        # Networks of other packages may lack it.
+        config: Any = getattr(model, "pretrained_cfg", None) or {}
         channels, height, width = config.get("input_size", (3, 224, 224))
         return (images(4, in_chans if in_chans != 3 else channels, size or height, size or width),)
     kind = torchvision_kind(entry.name)

@@ -89,9 +89,8 @@ def score_levels(seed: int, layer: str, count: int) -> Iterator[np.ndarray]:
     for start in range(0, count, LEVEL_BLOCK):
         words = generator.random_raw(LEVEL_BLOCK // 2).astype("<u8", copy=False)
         top = words.view(np.uint8)[3::4][: count - start]
-        yield (top ^ ((top >> 7) - np.uint8(1))) & np.uint8(
-            127
-        )  # negative ones count down from 127
+        # Negative ones count down from 127.
+        yield (top ^ ((top >> 7) - np.uint8(1))) & np.uint8(127)
 
 
 def standard_deviation(fan_in: int, prune: float, gain: float = KAIMING_GAIN) -> float:

@@ -221,7 +221,7 @@ class Ticketed:
 
     def survivor_values(self) -> Tensor:
         """The surviving weights in row-major order; of 1-bit weights, only the signs matter."""
-        weight = self.frozen if self.state is WeightState.SEARCHING else self._current().weight
+        weight = self.frozen if self.state is WeightState.SEARCHING else self._current().effective
         return weight.detach()[self.mask]
 
     def ticket_weight(self) -> Tensor:
@@ -295,7 +295,10 @@ class Ticketed:
         )
 
     def refresh_(self) -> None:
-        """Recompute mask and gain if the scores, or how many to keep, have changed."""
+        """Select the survivors again if the scores, or how many to keep, have changed.
+
+        An optimizer step only changes the scores; the next forward pass selects.
+        """
         if self.state is not WeightState.SEARCHING:
             return
         if self.threshold is not None:
@@ -305,7 +308,7 @@ class Ticketed:
             return
         reuse: dict[str, Any] = {}
         if self._selection is not None:
-            reuse = {"out": self._selection.weight.detach(), "hint": self._selection.hint}
+            reuse = {"out": self._selection.effective.detach(), "hint": self._selection.hint}
         with torch.inference_mode(False):
             bits, scaled = self.weight_bits, not self.scales_output
             self._remember(
@@ -320,7 +323,7 @@ class Ticketed:
             return False
         scores, *rest = self._made_from
         return scores() is self.scores and rest == [
-            self._selection.weight._version, *self._score_version(),
+            self._selection.effective._version, *self._score_version(),
         ]  # fmt: skip
 
     def _score_version(self) -> tuple:
@@ -331,7 +334,7 @@ class Ticketed:
     def _remember(self, selection: topk.Selection, mask: Tensor | None = None) -> None:
         self._selection, self._mask = selection, mask
         # `weight` shares memory with the selection: code that writes to it raises its version.
-        version = selection.weight._version
+        version = selection.effective._version
         self._made_from = (weakref.ref(self.scores), version, *self._score_version())
 
     def _forget(self) -> None:
@@ -396,7 +399,7 @@ class Ticketed:
         self.frozen.copy_(weights)
         self.scores.copy_(mask)
         last = self._selection
-        weight = torch.empty_like(self.frozen) if last is None else last.weight.detach()
+        weight = torch.empty_like(self.frozen) if last is None else last.effective.detach()
         operand = topk.sign(self.frozen) if self.scales_output else self.frozen
         torch.mul(operand, self.scores, out=weight)
         scale = torch.tensor(gain, dtype=torch.float32, device=self.scores.device)

@@ -135,9 +135,8 @@ def select(
 def score_gradient(grad: Tensor, weight: Tensor, scores: Tensor, by: float, signs: bool) -> Tensor:
     """The score gradient: grad ⊙ weight ⊙ sgn(scores) · by, with the weight's signs if `signs`."""
     assert library is not None
-    out = torch.empty_like(
-        scores
-    )  # with equal strides even where a size is 1, which DistributedDataParallel compares
+    # With equal strides even where a size is 1, which DistributedDataParallel compares.
+    out = torch.empty_like(scores)
     library.mptify_score_gradient(
         grad.data_ptr(),
         weight.data_ptr(),

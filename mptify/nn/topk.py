@@ -70,16 +70,24 @@ def select_mask(scores: Tensor, kept: int) -> Tensor:
 
 
 class Selection(NamedTuple):
-    """The weight to compute with, its gain, and a hint where the next selection starts."""
+    """What a selection of survivors gives.
 
-    weight: Tensor
+    The mask itself is not stored: it is where `effective` is not 0.
+
+    Attributes:
+        effective: The weight to compute with.
+        gain: Its gain.
+        hint: Where the next selection starts to search for its threshold.
+    """
+
+    effective: Tensor
     gain: Tensor
     hint: native.Hint = native.NO_HINT
 
 
 def select(
     scores: Tensor,
-    weight: Tensor,
+    frozen: Tensor,
     kept: int,
     *,
     weight_bits: int = 1,
@@ -87,39 +95,39 @@ def select(
     out: Tensor | None = None,
     hint: native.Hint = native.NO_HINT,
 ) -> Selection:
-    r"""Mask, gain and effective weight at once.
+    r"""Select the survivors: their effective weight and gain.
 
     On a CPU this takes two C++ passes over the scores, one that selects and one that writes.
 
     Args:
         scores: The scores $S$.
-        weight: The frozen weights $W$.
+        frozen: The frozen weights $W$.
         kept: How many weights survive.
         weight_bits: 1 for $\alpha\,M \odot B$, 32 for $M \odot W$.
         scaled: Whether a 1-bit weight includes the gain $\alpha$.
         out: A tensor that may be overwritten with the effective weight.
         hint: The hint of the last selection, which saves the search for the threshold.
     """
-    if native.can_select(scores, weight):
+    if native.can_select(scores, frozen):
         _check_kept(scores, kept)
-        if out is None or not native.can_select(out, weight):
+        if out is None or not native.can_select(out, frozen):
             out = torch.empty(scores.shape, dtype=torch.float32)
         kind = "weights" if weight_bits == 32 else scaled
-        mean, hint = native.select(scores.detach(), weight.detach(), out, kept, kind, hint)
+        mean, hint = native.select(scores.detach(), frozen.detach(), out, kept, kind, hint)
         gain = torch.tensor(1.0 if weight_bits == 32 else mean, dtype=torch.float32)
         return Selection(out, gain, hint)
-    return weigh(weight, select_survivors(scores, weight, kept), kept, weight_bits, scaled)
+    return weigh(frozen, select_survivors(scores, frozen, kept), kept, weight_bits, scaled)
 
 
-def select_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
+def select_survivors(scores: Tensor, frozen: Tensor, kept: int) -> Tensor:
     r"""$M \odot B$: the frozen sign of each survivor, 0 for the rest (float32).
 
     On a CPU no boolean mask is made, since torch does not vectorize boolean operations: the
-    threshold becomes the $\lambda$ of a hard shrinkage. `weight` must not hold -0.0, because its
+    threshold becomes the $\lambda$ of a hard shrinkage. `frozen` must not hold -0.0, because its
     sign bit is read.
     """
     flat = _checked_flat(scores, kept)
-    signs = weight.detach()
+    signs = frozen.detach()
     if flat.is_meta or kept == flat.numel() or flat.device.type != "cpu":
         return survivors(signs, select_mask(scores, kept))
     scratch = _scratch(flat.numel()).view(torch.int32)
@@ -132,41 +140,41 @@ def select_survivors(scores: Tensor, weight: Tensor, kept: int) -> Tensor:
     return torch.copysign(sparse.sign_(), signs, out=sparse)
 
 
-def survivors(weight: Tensor, mask: Tensor) -> Tensor:
+def survivors(frozen: Tensor, mask: Tensor) -> Tensor:
     r"""$M \odot B$ for a given mask."""
-    return sign(weight.detach()).mul_(mask)
+    return sign(frozen.detach()).mul_(mask)
 
 
 def weigh(
-    weight: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled: bool
+    frozen: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled: bool
 ) -> Selection:
     r"""Gain and effective weight from $M \odot B$."""
-    gain = torch.ones((), dtype=torch.float32, device=weight.device)
+    gain = torch.ones((), dtype=torch.float32, device=frozen.device)
     if weight_bits == 1:
-        gain = _gain_of_survivors(weight, survivors, kept)
-    return Selection(_effective(weight, survivors, gain, weight_bits, scaled), gain)
+        gain = _gain_of_survivors(frozen, survivors, kept)
+    return Selection(_effective(frozen, survivors, gain, weight_bits, scaled), gain)
 
 
 @torch.library.custom_op("mptify::select", mutates_args=())
 def _select_op(
-    scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool
+    scores: Tensor, frozen: Tensor, kept: int, weight_bits: int, scaled: bool
 ) -> tuple[Tensor, Tensor]:
-    found = select(scores, weight, kept, weight_bits=weight_bits, scaled=scaled)
-    return found.weight, found.gain
+    found = select(scores, frozen, kept, weight_bits=weight_bits, scaled=scaled)
+    return found.effective, found.gain
 
 
 @_select_op.register_fake
 def _(
-    scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool
+    scores: Tensor, frozen: Tensor, kept: int, weight_bits: int, scaled: bool
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(weight), weight.new_empty(())
+    return torch.empty_like(frozen), frozen.new_empty(())
 
 
 def traceable_select(
-    scores: Tensor, weight: Tensor, kept: int, weight_bits: int, scaled: bool
+    scores: Tensor, frozen: Tensor, kept: int, weight_bits: int, scaled: bool
 ) -> Selection:
     """`select` as one opaque operation, which `torch.compile` keeps in its graph."""
-    return Selection(*_select_op(scores.detach(), weight.detach(), kept, weight_bits, scaled))
+    return Selection(*_select_op(scores.detach(), frozen.detach(), kept, weight_bits, scaled))
 
 
 def _check_kept(scores: Tensor, kept: int) -> None:
@@ -231,18 +239,18 @@ def _scratch(count: int) -> Tensor:
 # -- gain and effective weight -------------------------------------------------------------------
 
 
-def gain(weight: Tensor, mask: Tensor) -> Tensor:
+def gain(frozen: Tensor, mask: Tensor) -> Tensor:
     r"""The scale that brings binarized survivors closest to the originals.
 
     $\alpha = \lVert M \odot W \rVert_1 / \lVert M \rVert_1$ (paper, section 2.2). It has no
     gradient.
     """
-    return _gain_of_survivors(weight, survivors(weight, mask), int(mask.sum()))
+    return _gain_of_survivors(frozen, survivors(frozen, mask), int(mask.sum()))
 
 
-def _gain_of_survivors(weight: Tensor, survivors: Tensor, kept: int) -> Tensor:
+def _gain_of_survivors(frozen: Tensor, survivors: Tensor, kept: int) -> Tensor:
     r"""The gain from $M \odot B$: since $B \odot W = |W|$, the mean of $M \odot B \odot W$."""
-    product = _product(survivors, weight.detach())
+    product = _product(survivors, frozen.detach())
     # In float64, the mean of equal values is exactly that value; loaded tickets rely on it.
     dtype = torch.float32 if product.device.type == "mps" else torch.float64
     return (product.view(-1).sum(dtype=dtype) / kept).to(torch.float32)
@@ -255,32 +263,32 @@ def _product(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _effective(
-    weight: Tensor, survivors: Tensor, gain: Tensor, weight_bits: int, scaled: bool
+    frozen: Tensor, survivors: Tensor, gain: Tensor, weight_bits: int, scaled: bool
 ) -> Tensor:
     if weight_bits == 32:
-        return survivors * weight.detach().abs()
+        return survivors * frozen.detach().abs()
     return survivors * gain if scaled else survivors
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, scores, weight, effective, gain, score_grad, unscaled):
-        ctx.save_for_backward(scores, weight, gain)
+    def forward(ctx, scores, frozen, effective, gain, score_grad, unscaled):
+        ctx.save_for_backward(scores, frozen, gain)
         ctx.score_grad, ctx.unscaled = score_grad, unscaled
         return effective.detach()
 
     @staticmethod
     def backward(ctx, grad):
-        scores, weight, gain = ctx.saved_tensors
+        scores, frozen, gain = ctx.saved_tensors
         alpha = ctx.score_grad == "alpha"
         grad = grad.contiguous()  # as the scores are; convs on channels-last images return others
-        on_cpu = native.can_select(scores, weight) and native.can_select(grad, weight)
+        on_cpu = native.can_select(scores, frozen) and native.can_select(grad, frozen)
         if on_cpu and not torch.is_grad_enabled():
             size = float(gain)
             factor = (1 / size if size else 0.0) if ctx.unscaled else 1.0
             factor = factor * size if alpha else factor
-            return native.score_gradient(grad, weight, scores, factor, alpha), *[None] * 5
-        result = grad * sign(weight) * gain if alpha else grad * weight
+            return native.score_gradient(grad, frozen, scores, factor, alpha), *[None] * 5
+        result = grad * sign(frozen) * gain if alpha else grad * frozen
         if ctx.unscaled:
             result = result * torch.where(gain > 0, 1 / gain, 0.0)
         return result * sign(scores), *[None] * 5
@@ -288,7 +296,7 @@ class _StraightThrough(torch.autograd.Function):
 
 def straight_through_weight(
     scores: Tensor,
-    weight: Tensor,
+    frozen: Tensor,
     effective: Tensor,
     gain: Tensor,
     score_grad: str,
@@ -298,12 +306,12 @@ def straight_through_weight(
 
     `unscaled` says that the effective weight comes without its gain.
     """
-    return _StraightThrough.apply(scores, weight, effective, gain, score_grad, unscaled)
+    return _StraightThrough.apply(scores, frozen, effective, gain, score_grad, unscaled)
 
 
 def ticket_weight(
     scores: Tensor,
-    weight: Tensor,
+    frozen: Tensor,
     mask: Tensor,
     gain: Tensor,
     *,
@@ -322,6 +330,6 @@ def ticket_weight(
     With `scaled=False` a 1-bit weight is $M \odot B$, and the caller multiplies the layer's output
     by the gain. The gradient is still with respect to $W_{\mathrm{eff}} = \alpha\,M \odot B$.
     """
-    effective = _effective(weight, survivors(weight, mask), gain, weight_bits, scaled)
+    effective = _effective(frozen, survivors(frozen, mask), gain, weight_bits, scaled)
     unscaled = weight_bits == 1 and not scaled
-    return straight_through_weight(scores, weight, effective, gain, score_grad, unscaled)
+    return straight_through_weight(scores, frozen, effective, gain, score_grad, unscaled)

@@ -36,7 +36,7 @@ def reason_to_keep_code(parent: nn.Module, child: nn.Module) -> str:
 
 
 def _reachable(cls: type) -> list[FunctionType]:
-    """The source of `forward` and of the methods that it calls, directly or indirectly."""
+    """`forward`, and the methods of the class that it calls, directly or indirectly."""
     methods = _own_methods(cls)
     found: dict[str, FunctionType] = {}
     waiting = ["forward"]
@@ -103,9 +103,8 @@ def _optional_argument_given(code: list[FunctionType], child: nn.Module) -> str:
         for p in inspect.signature(child.forward).parameters.values()
         if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    required = max(
-        1, sum(p.default is p.empty for p in parameters)
-    )  # where all are optional, the first is the input
+    # Where all are optional, the first is the input.
+    required = max(1, sum(p.default is p.empty for p in parameters))
     optional = {p.name: p.default for p in parameters[required:]}
     if not optional:
         return ""

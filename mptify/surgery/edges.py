@@ -129,7 +129,7 @@ class _GraphEditor:
 
     def _replace(self, node: fx.Node, other: fx.Node) -> None:
         node.replace_all_uses_with(other)
-        _hand_on_marks(node, other)
+        _move_marks(node, other)
         self.graph.erase_node(node)
 
     def _read_through_tickets(self) -> None:
@@ -171,7 +171,7 @@ class _GraphEditor:
         """Turn conv → (norm) → activation → pool into conv → pool → (norm) → activation."""
         activation = pool.all_input_nodes[0]
         pool.replace_all_uses_with(activation)
-        _hand_on_marks(pool, activation)
+        _move_marks(pool, activation)
         below = next(iter(conv.users))
         conv.append(pool)
         pool.replace_input_with(activation, conv)
@@ -275,9 +275,8 @@ class _GraphEditor:
                 fetched = self.graph.get_attr(relative)
                 if self._is_own_bias(bias, relative):
                     bias = self.graph.call_function(getattr, (fetched, "output_bias"))
-                name = getattr(
-                    node.target, "__name__", ""
-                )  # fx can write names into its code, but not functions
+                # Fx can write names into its code, but not functions.
+                name = getattr(node.target, "__name__", "")
                 call = self.graph.call_method(
                     "run", (fetched, name, given["input"], bias, *rest), options
                 )
@@ -302,7 +301,7 @@ def _spatial_dims(function: Any) -> int:
     return {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}.get(function, 0)
 
 
-def _hand_on_marks(node: fx.Node, other: fx.Node) -> None:
+def _move_marks(node: fx.Node, other: fx.Node) -> None:
     """Move the marks of where a part of the original `forward` begins or ends."""
     for role in ("result_of", "input_of"):
         if role in node.meta:

@@ -19,10 +19,11 @@ from mptify.surgery.hooks import copy_hooks_
 
 __all__ = ["FEATURES", "HEAD", "TicketGraph", "answers_of", "expect_default"]
 
+# Methods of timm's models that are parts of `forward`.
 FEATURES, HEAD = (
     "forward_features",
     "forward_head",
-)  # methods of timm's models that are parts of `forward`
+)
 
 _EXTRACT = "torchvision's create_feature_extractor(model, nodes) returns any value of the graph"
 _HINTS = {
@@ -43,9 +44,8 @@ class TicketGraph(fx.GraphModule):
     original class raise `NotKept`, an `AttributeError` that says what to do instead.
     """
 
-    _graphs: dict[
-        bool, fx.Graph
-    ]  # by training mode; the entry of False also serves a mode without one
+    # By training mode; the entry of False also serves a mode without one.
+    _graphs: dict[bool, fx.Graph]
     original_name: str
     original_module: str
     original_methods: frozenset[str]

@@ -59,9 +59,8 @@ class IsolatedTracer(fx.Tracer):
         self._leaf_functions = {id(function) for function in leaf_functions}
         self._globals: dict[int, _TracedGlobals] = {}
         self._parameter_proxies: dict[str, fx.Proxy] = {}
-        self.observed_methods: tuple[
-            str, ...
-        ] = ()  # methods of the root after which `on_method_end` is called
+        # Methods of the root after which `on_method_end` is called.
+        self.observed_methods: tuple[str, ...] = ()
 
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         """The graph of `root.forward` in the mode `self.mode`."""

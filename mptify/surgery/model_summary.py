@@ -106,9 +106,8 @@ def summary(model: nn.Module) -> Summary:
     trainable = _trainable(model)
     floats = _stored_floats(model)
     mask_bits = sum(mask_entropy(layer.count, layer.kept) for layer in own)
-    if (
-        plan.config.init == "keep"
-    ):  # the seed does not determine these: the survivors' signs, or their values
+    # The seed does not determine these: the survivors' signs, or their values.
+    if plan.config.init == "keep":
         mask_bits += plan.config.weight_bits * sum(layer.kept for layer in own)
     return Summary(
         bits=plan.config.bits,

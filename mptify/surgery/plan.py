@@ -94,7 +94,7 @@ class PlannedLayer:
     kind: str
     shape: tuple[int, ...]
     kept: int
-    inputs: int  # channels that it reads
+    in_channels: int
     input: LayerInput = LayerInput.REAL
     owner: str = ""  # of a parameter that is not a layer's: the module that holds it
     functional: bool = False  # its owner passes it to a function itself
@@ -138,23 +138,18 @@ class NormBefore:
 class RegionEdits:
     """The changes to one graph of a region, by node name."""
 
-    signs: dict[str, NormBefore | None] = field(
-        default_factory=dict
-    )  # activation -> the norm it needs
+    # Activation -> the norm it needs.
+    signs: dict[str, NormBefore | None] = field(default_factory=dict)
     vanished: list[str] = field(default_factory=list)  # activations after a real-valued shortcut
-    norms: dict[str, NormBefore] = field(
-        default_factory=dict
-    )  # bn="insert": activation -> norm before it
-    edges: dict[str, NormBefore | None] = field(
-        default_factory=dict
-    )  # value -> norm; its readers read the sign
-    readers: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # value -> the layer calls that read its sign
+    # With bn="insert": activation -> norm before it.
+    norms: dict[str, NormBefore] = field(default_factory=dict)
+    # Value -> norm; its readers read the sign.
+    edges: dict[str, NormBefore | None] = field(default_factory=dict)
+    # Value -> the layer calls that read its sign.
+    readers: dict[str, list[str]] = field(default_factory=dict)
     pools: dict[str, str] = field(default_factory=dict)  # max-pool -> the conv it moves after
-    calls: dict[str, str] = field(
-        default_factory=dict
-    )  # functional call -> the layer that replaces it
+    # Functional call -> the layer that replaces it.
+    calls: dict[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any((self.signs, self.vanished, self.norms, self.edges, self.pools, self.calls))
@@ -171,15 +166,13 @@ class Plan:
     untraced: dict[str, str]
     kept_activations: list[str]
     late_signs: list[str]
-    tables: tuple[
-        tuple[str, tuple[int, ...]], ...
-    ] = ()  # parameters that do not multiply values: positions, tokens
+    # Parameters that do not multiply values: positions, tokens.
+    tables: tuple[tuple[str, tuple[int, ...]], ...] = ()
     dropped: tuple[str, ...] = ()  # parameters of activations that signs replace
     architecture: Architecture | None = None  # the name that the network was built by, if known
     structure: str = ""  # the network's digest, where its name was recognized rather than given
-    held: tuple[
-        str, ...
-    ] = ()  # parameters that were frozen, and stay so unless a ticket covers them
+    # Parameters that were frozen, and stay so unless a ticket covers them.
+    held: tuple[str, ...] = ()
 
     @property
     def converted(self) -> int:

@@ -283,7 +283,7 @@ class _Planner:
                     name=name,
                     kind=weight.kind,
                     shape=tuple(weight.tensor.shape),
-                    inputs=weight.inputs,
+                    in_channels=weight.inputs,
                     kept=kept_count(weight.count, self.config.prune_of(tied_to)),
                     input=self.inputs.get(name, LayerInput.REAL),
                     owner=weight.owner,
@@ -528,9 +528,8 @@ class _Planner:
                 region.module.get_submodule(node.target), "return_indices", False
             ):
                 continue
-            if any(
-                _has_hooks(one, region) for one in (node, activation)
-            ):  # hooks expect values of the original size
+            # Hooks expect values of the original size.
+            if any(_has_hooks(one, region) for one in (node, activation)):
                 continue
             if activation is None or activation.name not in changed or len(activation.users) > 1:
                 continue

@@ -154,7 +154,7 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
 
 def _input_quantizer(ticket: Any, planned: PlannedLayer, plan: Plan) -> InputQuantizer:
     like = torch.empty(0, dtype=ticket.compute_dtype, device=ticket.scores.device)
-    norm = make_norm(NormBefore(planned.inputs, ticket.channel_axis), plan.config, like)
+    norm = make_norm(NormBefore(planned.in_channels, ticket.channel_axis), plan.config, like)
     return InputQuantizer(norm, Sign(plan.config.sign_width, plan.config.quantizer))
 
 

@@ -38,12 +38,13 @@ _PRIMITIVES = (
     nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.dropout._DropoutNd, nn.Embedding,
     torch.jit.ScriptModule, isolated.ScriptStandIn,
 )  # fmt: skip
+# Random in train(), the identity in eval()
 _REGULARIZERS = (
     "DropPath",
     "StochasticDepth",
     "DropBlock2d",
     "PatchDropout",
-)  # random in train(), the identity in eval()
+)
 
 
 @dataclass
@@ -282,7 +283,7 @@ def _trace_once(
 
 
 def _depends_on_input(graph: fx.Graph) -> bool:
-    """Remove what the output does not need; hooks may pass values that a trace does not see."""
+    """Whether the output depends on the input; hooks may pass values that a trace misses."""
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     waiting, seen = [output], set()
     while waiting:
@@ -476,10 +477,11 @@ class RegionTracer(IsolatedTracer):
         nth = self.calls.get(label, 0)
         self.calls[label] = nth + 1
         node.meta["site"] = label if nth == 0 else f"{label}#{nth}"
+        # The same number in both modes.
         place = (
             label,
             *_caller(),
-        )  # the same number in both modes
+        )
         again = self.calls.get(place, 0)
         self.calls[place] = again + 1
         node.meta["key"] = (*place, again)

@@ -52,9 +52,8 @@ def require_fit(model: nn.Module, architecture: Architecture) -> nn.Module:
         | {layer.name for layer in plan.left_dense}
         | {*plan.dropped, *_weights(model)}
     )
-    known = {
-        id(weight) for name, weight in dense.items() if name in ours or _owner(name) in ours
-    }  # shared ones under any name
+    # Shared ones under any name.
+    known = {id(weight) for name, weight in dense.items() if name in ours or _owner(name) in ours}
     for name, weight in dense.items():
         if id(weight) not in known:
             _refuse(architecture, name, tuple(weight.shape), None)
@@ -78,9 +77,8 @@ def _weights_of(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The weights that tickets cover, and others of two or more dimensions."""
     yield from ((layer.name, layer.shape) for layer in plan_of(model).layers if not layer.tied_to)
     tickets = [module for module in model.modules() if isinstance(module, Ticketed)]
-    own = {
-        id(parameter) for module in tickets for parameter in module._parameters.values()
-    }  # graphs may hold them under a second name
+    # Graphs may hold them under a second name.
+    own = {id(parameter) for module in tickets for parameter in module._parameters.values()}
     for name, weight in _weights(model).items():
         if id(weight) not in own:
             yield name, tuple(weight.shape)

@@ -22,9 +22,8 @@ __all__ = ["build", "emptied"]
 def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
     """A ticket model without scores, with memory for all tensors, to be filled from a file."""
     with init.undrawn():
-        model = transform(
-            model, **dict(ticket.config) | {"scope": "layer"}
-        )  # the file says how many each layer keeps
+        # The file says how many each layer keeps.
+        model = transform(model, **dict(ticket.config) | {"scope": "layer"})
     first: dict[str, Any] = {}
     for layer in ticket_layers(model).values():
         layer.drop_scores_(first.get(layer.ticket_name))
@@ -37,10 +36,11 @@ def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
                     empty = torch.empty_like(parameter, device="cpu")
                     real[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 module._parameters[name] = real[id(parameter)]
+        # Of norms that surgery has inserted.
         for (
             name,
             buffer,
-        ) in module._buffers.items():  # of norms that surgery has inserted
+        ) in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.zeros_like(buffer, device="cpu")
     dtype = getattr(torch, ticket.dtype)

@@ -35,14 +35,16 @@ __all__ = [
 
 KEY, VERSION = "mptify", 2
 MOST_HEADER = 1 << 24  # bytes of JSON, a hundred times what the largest network needs
+# Numbers in one filled tensor, and in all of them.
 MOST_CONSTANT, MOST_DESCRIBED = (
     1 << 20,
     1 << 24,
-)  # numbers in one filled tensor, and in all of them
+)
+# In total: this many, plus this many for each byte of the file.
 MOST_WEIGHTS, WEIGHTS_PER_BYTE = (
     1 << 26,
     256,
-)  # in total: this many, plus this many for each byte of the file
+)
 _MOST_ARGUMENT = {"num_classes": 1 << 17, "in_chans": 1 << 10, "input_size": 1 << 12}
 MOST_DIMENSIONS, MOST_SIZE, MOST_NAME = 8, 1 << 31, 512
 SECTIONS = {
@@ -151,9 +153,8 @@ class Ticket:
     constants: str = (
         ""  # SHA-256 of the network's integer buffers, which are part of the architecture
     )
-    notes: dict[str, Any] = field(
-        default_factory=dict
-    )  # further information: recipe, accuracy, data
+    # Further information: recipe, accuracy, data.
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         made = f"{self.architecture or 'a module'}, {self.config.bits}"
@@ -305,9 +306,8 @@ def _description(ticket: Ticket) -> dict[str, Any]:
 def config_as_json(config: TicketConfig) -> dict[str, Any]:
     """The settings as the description holds them."""
     plain = json.loads(config.model_dump_json())
-    return plain | {
-        "prune_overrides": [list(pair) for pair in plain["prune_overrides"].items()]
-    }  # whose order matters
+    # Whose order matters.
+    return plain | {"prune_overrides": [list(pair) for pair in plain["prune_overrides"].items()]}
 
 
 def _origin(layer: TicketLayer) -> str:

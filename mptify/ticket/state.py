@@ -256,11 +256,12 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
         raise TicketMismatch(f"A ticket or the name of its file is needed, not {shown(ticket)}.")
     layers, floats = _own_layers(model), dict(floats_of(model))
     config, theirs = plan_of(model).config, ticket.config
+    # Two networks of different structure may have tensors of the same names.
     for setting in (
         "bits",
         "residual",
         "bn",
-    ):  # two networks of different structure may have tensors of the same names
+    ):
         one, other = getattr(theirs, setting), getattr(config, setting)
         if one != other:
             raise TicketMismatch(

@@ -175,9 +175,8 @@ class Trackers(Callback):
         self.accelerator.log(numbers, step=search.epoch)
 
     def on_search_end(self, search: SearchState) -> None:
-        for tracker in (
-            self.accelerator.trackers
-        ):  # `end_training` would also end the process group, which a baseline needs
+        # `end_training` would also end the process group, which a baseline needs.
+        for tracker in self.accelerator.trackers:
             tracker.finish()
 
 

@@ -61,7 +61,6 @@ def restore_optimizer_(
             _, number, key = name.split(".", 2)
             parameter = parameters[int(number)]
             if isinstance(value, Tensor):
-                value = (
-                    value.clone() if key == "step" else value.to(parameter.device)
-                )  # torch counts steps on the CPU
+                # Torch counts steps on the CPU.
+                value = value.clone() if key == "step" else value.to(parameter.device)
             optimizer.state[parameter][key] = value

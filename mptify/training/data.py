@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 
 from mptify.errors import BadData, first_line, shown
 from mptify.training.items import as_array, checked_item, checked_labels, sizes
-from mptify.training.signals import leave_stopping_to_the_search, sigterm_blocked
+from mptify.training.signals import init_worker_signals, sigterm_blocked
 
 __all__ = [
     "Images", "as_images", "as_pair", "batches_of", "checked_pixels", "evaluation_batches",
@@ -260,7 +260,7 @@ def _from_files(
         batch_sampler=places,  # type: ignore[arg-type]
         num_workers=images.workers,
         collate_fn=_together,
-        worker_init_fn=leave_stopping_to_the_search,
+        worker_init_fn=init_worker_signals,
         pin_memory=torch.device(device).type == "cuda",
     )
     with sigterm_blocked():
@@ -333,7 +333,7 @@ def as_images(data: Any, what: str, workers: int = 0) -> Images:
 
 
 def _count_classes(data: Any, what: str) -> int:
-    """The labels of a data set, from its attributes or by reading each item."""
+    """The number of classes of a data set, from its attributes or by reading its labels."""
     whole, _ = _behind_subsets(data)
     if isinstance(getattr(whole, "classes", None), Sized):
         return len(whole.classes)

@@ -31,7 +31,7 @@ class Masks:
             for name, layer in self.layers.items()
         }
 
-    def turn(self) -> float:
+    def update(self) -> float:
         """Record the masks at the end of an epoch; return the share of survivors that is new."""
         now, fresh = self._now(), 0
         for name, bits in now.items():

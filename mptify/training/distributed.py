@@ -48,9 +48,8 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
     if isinstance(error, torch.distributed.DistError):
         return True
-    return (
-        "gloo" in str(error) and torch.distributed.is_initialized()
-    )  # gloo's errors have no type of their own
+    # Gloo's errors have no type of their own.
+    return "gloo" in str(error) and torch.distributed.is_initialized()
 
 
 def _without_devices() -> bool:

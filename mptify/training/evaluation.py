@@ -29,7 +29,7 @@ class Evaluation:
     images_per_second: float
 
     def in_words(self, classes: int) -> str:
-        """The metrics from their sums; with up to five classes, top-5 is always 1."""
+        """The metrics as one line of text; with up to five classes, without top-5."""
         top5 = f"top-5 {100 * self.top5:.2f} %, " if classes > 5 else ""
         return f"top-1 {100 * self.top1:.2f} %, {top5}loss {self.loss:.4f}"
 

@@ -53,7 +53,7 @@ from mptify.training.methods import SearchMethod
 from mptify.training.optim import make_optimizer
 from mptify.training.run_folder import Run
 from mptify.training.schedule import learning_rate, prune_share
-from mptify.training.setup import architecture_named, require_fit
+from mptify.training.setup import matching_architecture, require_images_fit
 from mptify.training.signals import keep_freed_memory, stoppable
 
 __all__ = ["Result", "search", "steps_of"]
@@ -216,9 +216,9 @@ class _Search:
         self.method: SearchMethod = methods[config.method]()
         self.network = self.method.prepare(model, config).to(self.device)
         for images in (train, val):
-            require_fit(self.network, images, self.device)
+            require_images_fit(self.network, images, self.device)
         if isinstance(architecture, str):
-            self.architecture = architecture_named(
+            self.architecture = matching_architecture(
                 architecture, self.network, train, config, self.device
             )
         self.sample = first_images(val, 32, self.device)
@@ -231,9 +231,8 @@ class _Search:
         )
         self.state = SearchState(self.network, config, self.steps, is_main=self.main)
         at_hand = self.device if self.device.type != "mps" else "cpu"  # mps has no float64
-        self.sums = torch.zeros(
-            3, dtype=torch.float64, device=at_hand
-        )  # of this process: loss, correct answers, images
+        # Of this process: loss, correct answers, images.
+        self.sums = torch.zeros(3, dtype=torch.float64, device=at_hand)
         self.warnings: list[str] = []
         self.run = self._open(out, resume)
         own: list[Callback] = [Curves(self.run.folder)] if self.run else []
@@ -369,9 +368,8 @@ class _Search:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, at) * group["scale"]
         self._set_prune(at)
-        torch.manual_seed(
-            mixed(config.seed, self.state.epoch, self.state.step, self.rank)
-        )  # for dropout and other random layers
+        # For dropout and other random layers.
+        torch.manual_seed(mixed(config.seed, self.state.epoch, self.state.step, self.rank))
         images = images_in_step(len(self.train), self.steps, self.state.step)
         parts = list(
             zip(
@@ -423,7 +421,7 @@ class _Search:
         self._share_buffers()
         with self._averaged():
             found = self._evaluate()
-            flipped = self.masks.turn()
+            flipped = self.masks.update()
             require_agreement(self.masks, self.accelerator.gather, self.world, self.device)
             self._diagnose()
             row = self._row(total / count, right / count, found, flipped)

@@ -21,10 +21,11 @@ from mptify.training.images import read_image
 
 __all__ = ["Prediction", "predict"]
 
+# ImageNet's, which most networks were made for.
 _MEAN, _DEVIATION = (
     (0.485, 0.456, 0.406),
     (0.229, 0.224, 0.225),
-)  # ImageNet's, which most networks were made for
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ def predict(
         )
     if image is None:
         raise MptifyError(f"{file}: this network is not a classifier.")
-    inputs = [
-        _pixels(path, tuple(image.shape[1:]), ticket.notes.get("input")) for path in pictures
-    ]  # unreadable images are reported before anything runs
+    # Unreadable images are reported before anything runs.
+    inputs = [_pixels(path, tuple(image.shape[1:]), ticket.notes.get("input")) for path in pictures]
     model = load(file, runtime=runtime or ("packed" if ticket.config.bits == "1/1" else None))
     names = _names(ticket)
     with torch.no_grad():
@@ -120,9 +120,8 @@ def _pixels(path: Path, shape: tuple[int, ...], seen: Any) -> Tensor:
         raise MptifyError(
             f"{path}: images have 1 or 3 channels, but this network takes {channels}."
         )
-    shorter = (
-        round(max(height, width) / 0.875) if min(height, width) > 64 else max(height, width)
-    )  # small images are not cropped
+    # Small images are not cropped.
+    shorter = round(max(height, width) / 0.875) if min(height, width) > 64 else max(height, width)
     cropped = v2.Compose(
         [
             v2.Resize(shorter, antialias=True),

@@ -84,9 +84,8 @@ class Run:
                 handle.close()
                 return
             self._lock = handle
-            os.register_at_fork(
-                after_in_child=handle.close
-            )  # so that workers which outlive a killed run don't keep the lock
+            # So that workers which outlive a killed run don't keep the lock.
+            os.register_at_fork(after_in_child=handle.close)
 
     def sweep(self) -> None:
         """Remove temporary files of a killed writer; needs the lock."""
@@ -131,10 +130,11 @@ class Run:
 
     def write_dense(self, which: str, network: nn.Module) -> None:
         """Write the state dict of a densely trained network."""
+        # Safetensors stores tied tensors separately.
         state = {
             name: tensor.detach().cpu().contiguous().clone()
             for name, tensor in network.state_dict().items()
-        }  # safetensors stores tied tensors separately
+        }
         write_whole(self.folder / f"{which}.safetensors", safetensors.torch.save(state))
 
     # -- metrics -----------------------------------------------------------------------------------

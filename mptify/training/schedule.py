@@ -10,7 +10,7 @@ __all__ = ["learning_rate", "prune_share"]
 
 
 def learning_rate(config: SearchConfig, time: float) -> float:
-    r"""The learning rate after `epoch` epochs.
+    r"""The learning rate at `time`, in epochs.
 
     It rises linearly over the warm-up. Then it is $\frac{lr}{2}(1 + \cos \pi t)$, with $t$ from 0
     to 1 over the rest, or constant.

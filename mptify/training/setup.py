@@ -20,12 +20,12 @@ from mptify.training.data import Images, first_images, sizes
 from mptify.training.evaluation import evaluating, logits_of
 
 __all__ = [
-    "architecture_named",
     "architecture_of",
     "begin_with_",
     "build_network",
     "classes_of",
-    "require_fit",
+    "matching_architecture",
+    "require_images_fit",
 ]
 
 
@@ -38,7 +38,7 @@ def architecture_of(entry: registry.Entry, images: Images) -> Architecture:
     return Architecture(entry.source, entry.name, arguments)
 
 
-def architecture_named(
+def matching_architecture(
     name: str, network: nn.Module, images: Images, config: SearchConfig, device: Any
 ) -> Architecture:
     """The architecture of `name`, if it builds `network`.
@@ -158,7 +158,7 @@ def _require_same_weights(layer: Any, ticket: Ticket) -> None:
         )
 
 
-def require_fit(network: nn.Module, images: Images, device: Any) -> None:
+def require_images_fit(network: nn.Module, images: Images, device: Any) -> None:
     """Raise `BadData` if the images do not fit the network."""
     classes = classes_of(network, images, device)
     if classes < images.classes:

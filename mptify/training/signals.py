@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["keep_freed_memory", "leave_stopping_to_the_search", "sigterm_blocked", "stoppable"]
+__all__ = ["init_worker_signals", "keep_freed_memory", "sigterm_blocked", "stoppable"]
 
 
 def keep_freed_memory() -> None:
@@ -50,7 +50,7 @@ _SECONDS_LEFT = 30
 
 @contextlib.contextmanager
 def sigterm_blocked() -> Iterator[None]:
-    """Block SIGTERM in processes started inside, until they call `leave_stopping_to_the_search`."""
+    """Block SIGTERM in processes started inside, until they call `init_worker_signals`."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -61,7 +61,7 @@ def sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_stopping_to_the_search(_: int) -> None:
+def init_worker_signals(_: int) -> None:
     """Ignore signals in a process that reads images, so that the search can save first.
 
     The process ends with the search, or half a minute after a SIGTERM.

@@ -108,10 +108,11 @@ def arrays(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Ima
         raise BadData(f"{config.source}: there is no file {place!r}.")
     keys = ("x_train", "y_train", "x_test", "y_test")
     try:
+        # Np.load does not close a file that it can't read.
         with (
             path.open("rb") as file,
             np.load(file) as loaded,
-        ):  # np.load does not close a file that it can't read
+        ):
             missing = [key for key in keys if key not in loaded]
             found = [] if missing else [loaded[key] for key in keys]
     except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:

@@ -616,7 +616,7 @@ def test_a_layer_that_only_shrinks_has_not_stood_still():
     for prune in (0.3, 0.6, 0.8):
         for layer in ticket_layers(net).values():
             layer.set_prune_(prune)
-        assert masks.turn() == 0
+        assert masks.update() == 0
     assert masks.stuck(3) == []
 
 
