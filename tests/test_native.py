@@ -24,7 +24,7 @@ def slow_choice(scores, weight, kept):
     return sorted(range(len(scores)), key=lambda i: (-int(magnitudes[i]), i))[:kept]
 
 
-def choice(scores, weight, kept, kind=False, hint=native.NO_HINT):
+def choice(scores, weight, kept, kind=native.Effective.SIGNS, hint=native.NO_HINT):
     out = torch.full(scores.shape, 7.0)
     gain, after = native.select(scores, weight, out, kept, kind, hint)
     return out, gain, after
@@ -71,10 +71,10 @@ def test_large_layers_agree_with_torch(count, steps, threads):
             signs, gain, hint = choice(scores, weight, kept)
             assert torch.equal(signs, topk.survivors(weight, mask))
             assert gain == pytest.approx(float(topk.gain(weight, mask)), rel=3e-7)
-            again, same, _ = choice(scores, weight, kept, True, hint)
+            again, same, _ = choice(scores, weight, kept, native.Effective.SCALED_SIGNS, hint)
             assert same == gain
             assert torch.equal(again, signs * gain)
-            assert torch.equal(choice(scores, weight, kept, "weights", hint)[0], weight * mask)
+            assert torch.equal(choice(scores, weight, kept, native.Effective.WEIGHTS, hint)[0], weight * mask)
     finally:
         torch.set_num_threads(before)
 

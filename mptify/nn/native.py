@@ -7,6 +7,7 @@ does the work with the same masks and, up to rounding, the same numbers.
 from __future__ import annotations
 
 import ctypes
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +30,16 @@ __all__ = [
 ]
 
 _SOURCE = Path(__file__).with_name("csrc") / "ticket.cpp"
-_KINDS = {True: 0, False: 1, "weights": 2}  # gain · M ⊙ B, M ⊙ B, M ⊙ W
 # In units in the last place: a change by 0.1 %, which about 0.1 % of the scores are within.
 _LEAST_REACH = 1 << 13
+
+
+class Effective(Enum):
+    """Which effective weight `select` writes, as the library numbers them."""
+
+    SCALED_SIGNS = 0  # gain · M ⊙ B
+    SIGNS = 1  # M ⊙ B
+    WEIGHTS = 2  # M ⊙ W
 
 
 class Hint(NamedTuple):
@@ -111,7 +119,7 @@ def can_map(*values: Tensor) -> bool:
 
 
 def select(
-    scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: bool | str, hint: Hint
+    scores: Tensor, weight: Tensor, out: Tensor, kept: int, kind: Effective, hint: Hint
 ) -> tuple[float, Hint]:
     """Write the effective weight into `out`; return the gain, and a hint for the next call."""
     assert library is not None
@@ -122,7 +130,7 @@ def select(
         out.data_ptr(),
         scores.numel(),
         kept,
-        _KINDS[kind],
+        kind.value,
         *hint,
         torch.get_num_threads(),
         gain,

@@ -112,7 +112,8 @@ def select(
         _check_kept(scores, kept)
         if out is None or not native.can_select(out, frozen):
             out = torch.empty(scores.shape, dtype=torch.float32)
-        kind = "weights" if weight_bits == 32 else scaled
+        signs = native.Effective.SCALED_SIGNS if scaled else native.Effective.SIGNS
+        kind = native.Effective.WEIGHTS if weight_bits == 32 else signs
         mean, hint = native.select(scores.detach(), frozen.detach(), out, kept, kind, hint)
         gain = torch.tensor(1.0 if weight_bits == 32 else mean, dtype=torch.float32)
         return Selection(out, gain, hint)

@@ -93,7 +93,7 @@ class NativeKernel(Kernel):
         """Numbers in a memory order that the kernel can read."""
         return x
 
-    def emit(self, program: ProgramBuilder, *inputs: Value) -> Value:
+    def emit(self, builder: ProgramBuilder, *inputs: Value) -> Value:
         """Add this kernel's steps to a program for images of one size; returns its result."""
         raise NotImplementedError
 
@@ -131,11 +131,11 @@ class LayerKernel(NativeKernel):
         makes_numbers = is_scaled and not is_thresholded
         return super().suits(pattern) and (makes_signs if pattern.makes_signs else makes_numbers)
 
-    def scales(self, program: ProgramBuilder) -> dict[str, Buffer]:
+    def scales(self, builder: ProgramBuilder) -> dict[str, Buffer]:
         """Gain and bias as constants of a program, for a step that makes numbers."""
         found = {"gain": self.gain, "bias": self.bias}
         return {
-            name: program.constant(scale.contiguous())
+            name: builder.constant(scale.contiguous())
             for name, scale in found.items()
             if scale is not None
         }

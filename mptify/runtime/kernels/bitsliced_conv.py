@@ -138,28 +138,28 @@ class BitslicedConv(LayerKernel):
         validate_thresholds(self.thresholds, self.filters)
         self.validate_scales(self.filters)
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         """The second input is the shortcut, if there is one."""
         (bits, buffer), *shortcut = inputs
         assert isinstance(bits, Bits)
         geometry = self.geometry.at((bits.height, bits.width))
         if not fits(geometry, self.max_kept):
-            return self.to_popcount().emit(program, *inputs)
+            return self.to_popcount().emit(builder, *inputs)
         has_two_sets = self.thresholds is not None and len(self.thresholds) == 2
         if bool(shortcut) != has_two_sets:
             raise MptifyError("A packed layer has a shortcut, or two thresholds per filter.")
-        arguments = Tables(self, bits).arguments(program)
+        arguments = Tables(self, bits).arguments(builder)
         fields: dict[str, Any] = {"filters": self.filters, "input": buffer, "conv": arguments}
         if self.thresholds is None:
             form = Numbers.contiguous(self.filters, *geometry.out_size, tokens=bits.tokens)
-            return program.add("bitsliced_conv", form, **fields, **self.scales(program))
+            return builder.add("bitsliced_conv", form, **fields, **self.scales(builder))
         made = Bits(self.filters, *geometry.out_size, bits.tokens)
         if shortcut and shortcut[0].form != made:
             raise MptifyError(
                 f"A packed layer makes {made}, but its shortcut is {shortcut[0].form}."
             )
         fields |= {"second_input": shortcut[0].buffer} if shortcut else {}
-        return program.add("bitsliced_conv", made, **fields)
+        return builder.add("bitsliced_conv", made, **fields)
 
     @property
     def _ungrouped(self) -> int:

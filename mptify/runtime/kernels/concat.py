@@ -17,7 +17,7 @@ __all__ = ["Concat"]
 class Concat(NativeKernel):
     """Concatenates the channels of several images, one step for each."""
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         forms = [form for form, _ in inputs if isinstance(form, Bits)]
         first, channels = forms[0], sum(form.channels for form in forms)
         if any(form != replace(first, channels=form.channels) for form in forms):
@@ -28,7 +28,7 @@ class Concat(NativeKernel):
         for form, (_, buffer) in zip(forms, inputs, strict=True):
             length = form.channels * form.stride
             fields = {"input": buffer, "span": offset, "length": length}
-            result = program.add("concat", replace(first, channels=channels), result, **fields)
+            result = builder.add("concat", replace(first, channels=channels), result, **fields)
             offset += length
         assert result is not None
         return result

@@ -15,9 +15,9 @@ __all__ = ["Flatten"]
 class Flatten(NativeKernel):
     """Makes one vector of all planes of an image."""
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         ((bits, buffer),) = inputs
         assert isinstance(bits, Bits)
         form = Bits.of_vector(bits.channels * bits.height * bits.width)
         conv = {"shape": bits.shape, "in_stride": bits.stride, "stride": form.stride}
-        return program.add("flatten", form, input=buffer, conv=conv)
+        return builder.add("flatten", form, input=buffer, conv=conv)

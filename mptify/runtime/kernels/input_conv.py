@@ -91,7 +91,7 @@ class InputConv(NativeKernel):
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous()
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         """Columns that a horizontal stride reads together lie side by side, in rows of `length`."""
         ((numbers, buffer),) = inputs
         assert isinstance(numbers, Numbers)
@@ -113,18 +113,18 @@ class InputConv(NativeKernel):
             raise MptifyError(f"An image of {size[0]}×{size[1]} is too large for a packed program.")
         conv = {
             "shape": geometry.shape(),
-            "index": program.constant(index.astype(np.int32)),
-            "starts": program.constant(self.starts),
-            "workspace": program.workspace(4 * (padded + 256)),  # vectors read past the last row
+            "index": builder.constant(index.astype(np.int32)),
+            "starts": builder.constant(self.starts),
+            "workspace": builder.workspace(4 * (padded + 256)),  # vectors read past the last row
             "stride": form.stride,
         }
-        return program.add(
+        return builder.add(
             "input_conv",
             form,
             filters=self.filters,
             input=buffer,
             conv=conv,
-            thresholds=program.constant(self.thresholds),
-            falling=program.constant(self.falling),
+            thresholds=builder.constant(self.thresholds),
+            falling=builder.constant(self.falling),
             length=length,
         )

@@ -43,7 +43,7 @@ class MaxPool(NativeKernel):
         if self.falling is not None and self.falling.dtype != torch.uint8:
             raise ValueError("it does not say which channels fall")
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         ((bits, buffer),) = inputs
         assert isinstance(bits, Bits)
         geometry = Geometry(bits.channels, (bits.height, bits.width), *astuple(self.window))
@@ -52,6 +52,6 @@ class MaxPool(NativeKernel):
                 f"A packed max-pool reads {len(self.falling)} channels, not {bits.channels}."
             )
         form = Bits(bits.channels, *geometry.out_size)
-        falling = {} if self.falling is None else {"falling": program.constant(self.falling)}
+        falling = {} if self.falling is None else {"falling": builder.constant(self.falling)}
         conv = {"shape": geometry.shape(), "in_stride": bits.stride, "stride": form.stride}
-        return program.add("max_pool", form, input=buffer, conv=conv, **falling)
+        return builder.add("max_pool", form, input=buffer, conv=conv, **falling)

@@ -33,7 +33,7 @@ class Pack(NativeKernel):
         needs_one_stride = self.layout == "tokens" and x.dim() > 3
         return x.contiguous() if needs_one_stride else x
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         ((numbers, buffer),) = inputs
         assert isinstance(numbers, Numbers)
         shape, strides = numbers.shape, numbers.strides
@@ -49,4 +49,4 @@ class Pack(NativeKernel):
             channels, height, width = shape
             form = Bits(channels, height, width)
         conv = {"shape": form.shape, "stride": form.stride}
-        return program.add("pack", form, input=buffer, strides=strides, conv=conv)
+        return builder.add("pack", form, input=buffer, strides=strides, conv=conv)

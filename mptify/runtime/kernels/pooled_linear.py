@@ -82,7 +82,7 @@ class PooledLinear(LayerKernel):
         validate_starts(self.starts, self.filters, len(self.index))
         self.validate_scales(self.filters)
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         ((bits, buffer),) = inputs
         if not isinstance(bits, Bits) or bits.channels != self.inputs:
             given = bits.channels if isinstance(bits, Bits) else bits.shape[0]
@@ -93,12 +93,12 @@ class PooledLinear(LayerKernel):
         conv = {
             "shape": bits.shape,
             "in_stride": bits.stride,
-            "index": program.constant(self.index),
-            "starts": program.constant(self.starts),
-            "workspace": program.workspace(4 * bits.channels),
+            "index": builder.constant(self.index),
+            "starts": builder.constant(self.starts),
+            "workspace": builder.workspace(4 * bits.channels),
         }
-        fields = {"filters": self.filters, "input": buffer, "conv": conv, **self.scales(program)}
-        return program.add("pooled_linear", Numbers.contiguous(self.filters), **fields)
+        fields = {"filters": self.filters, "input": buffer, "conv": conv, **self.scales(builder)}
+        return builder.add("pooled_linear", Numbers.contiguous(self.filters), **fields)
 
 
 def _fits(inputs: int, pixels: int) -> bool:

@@ -99,7 +99,7 @@ class PopcountConv(LayerKernel):
         validate_thresholds(self.thresholds, self.filters)
         self.validate_scales(self.filters)
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         """The second input is the shortcut, if there is one."""
         (bits, buffer), *shortcut = inputs
         assert isinstance(bits, Bits)
@@ -119,17 +119,17 @@ class PopcountConv(LayerKernel):
         fields: dict[str, Any] = {
             "filters": self.filters,
             "input": buffer,
-            "conv": self._arguments(program, geometry, bits, made),
+            "conv": self._arguments(builder, geometry, bits, made),
         }
         if self.thresholds is None:
             form = Numbers.contiguous(self.filters, *geometry.out_size, tokens=bits.tokens)
-            return program.add("popcount_conv", form, **fields, **self.scales(program))
+            return builder.add("popcount_conv", form, **fields, **self.scales(builder))
         fields |= {"second_input": shortcut[0].buffer} if shortcut else {}
-        fields["thresholds"] = program.constant(self.thresholds)
-        return program.add("popcount_conv", made, **fields)
+        fields["thresholds"] = builder.constant(self.thresholds)
+        return builder.add("popcount_conv", made, **fields)
 
     def _arguments(
-        self, program: Any, geometry: Geometry, bits: Bits, made: Bits
+        self, builder: Any, geometry: Geometry, bits: Bits, made: Bits
     ) -> dict[str, Any]:
         (row_class, rows), (column_class, columns) = geometry.taps_seen(0), geometry.taps_seen(1)
         classes = row_class[:, None] * len(columns) + column_class[None]
@@ -138,13 +138,13 @@ class PopcountConv(LayerKernel):
         windows = (math.prod(geometry.out_size) + 4) * window
         return {
             "shape": geometry.shape(),
-            "weights": program.constant(self.weights),
-            "base": program.constant(self._base(rows, columns)),
-            "pixel_classes": program.constant(classes.astype(np.uint8)),
+            "weights": builder.constant(self.weights),
+            "base": builder.constant(self._base(rows, columns)),
+            "pixel_classes": builder.constant(classes.astype(np.uint8)),
             "class_count": len(rows) * len(columns),
             "in_stride": bits.stride,
             "stride": made.stride,
-            "workspace": program.workspace(pixels + windows),
+            "workspace": builder.workspace(pixels + windows),
         }
 
     def _base(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

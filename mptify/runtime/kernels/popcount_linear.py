@@ -73,18 +73,18 @@ class PopcountLinear(LayerKernel):
             raise ValueError("its thresholds are not one per filter")
         self.validate_scales(len(kept))
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         ((bits, buffer),) = inputs
         assert isinstance(bits, Bits)
         filters, _, row = self.weights.shape
         if not bits.vector or row_bytes(bits.width) != row:
             given = bits.channels * bits.width
             raise MptifyError(f"A packed layer reads up to {8 * row} numbers, not {given}.")
-        conv = {"weights": program.constant(self.weights), "kept": program.constant(self.kept)}
+        conv = {"weights": builder.constant(self.weights), "kept": builder.constant(self.kept)}
         fields: dict[str, Any] = {"filters": filters, "input": buffer, "length": row, "conv": conv}
         if self.thresholds is None:
-            fields |= self.scales(program)
-            return program.add("popcount_linear", Numbers.contiguous(filters), **fields)
-        conv["workspace"] = program.workspace(4 * filters)
-        fields["thresholds"] = program.constant(self.thresholds)
-        return program.add("popcount_linear", Bits.of_vector(filters), **fields)
+            fields |= self.scales(builder)
+            return builder.add("popcount_linear", Numbers.contiguous(filters), **fields)
+        conv["workspace"] = builder.workspace(4 * filters)
+        fields["thresholds"] = builder.constant(self.thresholds)
+        return builder.add("popcount_linear", Bits.of_vector(filters), **fields)

@@ -78,7 +78,7 @@ class ResidualAdd(NativeKernel):
         if self.span // 2 < second.max_kept or self.span % 2 == 0:
             raise ValueError("it has too few thresholds per filter")
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         (bits, buffer), (second_bits, second_buffer) = inputs
         assert isinstance(bits, Bits)
         assert isinstance(second_bits, Bits)
@@ -87,14 +87,14 @@ class ResidualAdd(NativeKernel):
         if sizes[0] != sizes[1]:
             shown = " and ".join(f"{height}×{width}" for height, width in sizes)
             raise MptifyError(f"Outputs of {shown} pixels can't be added.")
-        return program.add(
+        return builder.add(
             "residual_add",
             Bits(self.first.filters, *sizes[0], bits.tokens),
             filters=self.first.filters,
             input=buffer,
             second_input=second_buffer,
-            conv=first.arguments(program),
-            second_conv=second.arguments(program),
-            table=program.constant(self.least),
+            conv=first.arguments(builder),
+            second_conv=second.arguments(builder),
+            table=builder.constant(self.least),
             span=self.span,
         )

@@ -15,10 +15,10 @@ __all__ = ["Unpack"]
 class Unpack(NativeKernel):
     """Makes ±1 as float32."""
 
-    def emit(self, program: Any, *inputs: Value) -> Value:
+    def emit(self, builder: Any, *inputs: Value) -> Value:
         ((bits, buffer),) = inputs
         assert isinstance(bits, Bits)
         shape = (bits.width,) if bits.vector else (bits.channels, bits.height, bits.width)
         form = Numbers.contiguous(*shape, tokens=bits.tokens)
         conv = {"shape": bits.shape, "in_stride": bits.stride}
-        return program.add("unpack", form, input=buffer, conv=conv)
+        return builder.add("unpack", form, input=buffer, conv=conv)
