@@ -100,7 +100,7 @@ def test_of_a_folder_the_images_are_asked_for(ticket, tmp_path):
 def test_what_can_not_be_read_is_told_first(ticket, picture, tmp_path):
     (tmp_path / "b.png").write_text("no picture")
     result = run(ticket, picture, tmp_path / "b.png")
-    assert "b.png: this is no image that can be read" in str(result.exception)
+    assert "b.png: this image can't be read" in str(result.exception)
     assert not result.stdout
     mptify.save(mptify.transform(Plain(), bits="1/32"), tmp_path / "c.ticket")
     assert "there are 'float' and 'packed'" in str(run(ticket, picture, "--runtime", "fast").exception)

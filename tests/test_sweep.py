@@ -100,7 +100,7 @@ def test_a_folder_with_other_runs_is_refused_before_anything_runs(tmp_path, monk
     pretend(monkeypatch)
     run_sweep(sweep, cells_of(sweep, {}), out)
     ran = pretend(monkeypatch)
-    with pytest.raises(MptifyError, match=r"begun with another epochs.* Choose another --out"):
+    with pytest.raises(MptifyError, match=r"started with another epochs.* Choose another --out"):
         run_sweep(sweep, cells_of(sweep, {"epochs": 2}), out)
     with pytest.raises(MptifyError, match="is not empty, and a sweep needs a folder of its own"):
         run_sweep(sweep, cells_of(sweep, {}), tmp_path)
@@ -186,7 +186,7 @@ def test_a_figure_shows_its_whole_title_and_marks_what_was_measured():
         (["nothing"], "there is no such file"),
         (["table.csv"], "this is no table of a sweep's results; it has no column 'line'"),
         (["results.csv", "--x", "depth"], "have no axis 'depth'; there are width"),
-        (["results.csv"], "Along which axis"),
+        (["results.csv"], "Which axis is x? Choose --x from"),
         (["results.csv", "--x", "width"], "None of the 1 runs is done yet"),
         (["results.csv", "--x", "width", "--out", "a.gif"], "ends in .png"),
     ],

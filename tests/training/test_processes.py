@@ -155,7 +155,7 @@ def test_a_process_that_outlives_another_says_how_to_go_on(tmp_path, launcher, v
     name = "mptify (process 1)" if victim == 0 else "mptify"
     said = "Another process of this search has ended, and no other can go on without it."
     how = "torchrun --nproc-per-node 2" if launcher == "torchrun" else "accelerate launch --cpu --num_processes 2"
-    sentence = f"{name}: {said} `{how} -m mptify search --resume --out '{run}'` goes on from the last checkpoint.\n"
+    sentence = f"{name}: {said} `{how} -m mptify search --resume --out '{run}'` resumes from the last checkpoint.\n"
     assert sentence in errors
     before = errors[: errors.index(sentence)]
     assert "Traceback" not in before
