@@ -20,7 +20,7 @@ from mptify.errors import BadConfig
 from mptify.files import check_writable, write_whole
 from mptify.models import registry
 from mptify.models.registry import Entry
-from mptify.tools import zoo_check
+from mptify.tools import zoo_check, zoo_table
 from mptify.tools.zoo_check import Row
 
 __all__ = ["matching_models", "run_zoo_check"]
@@ -71,9 +71,9 @@ def run_zoo_check(
     finally:
         checked = zoo_check.read_rows(rows)
         if table is not None:
-            write_whole(table, zoo_check.markdown(checked))
+            write_whole(table, zoo_table.markdown(checked))
     names = {str(entry) for entry in models}
-    totals = zoo_check.summary([row for row in checked if row["model"] in names])
+    totals = zoo_table.summary([row for row in checked if row["model"] in names])
     typer.echo(
         f"{totals['converted']} of {totals['models']} convert in both modes, "
         f"{totals['passed']} pass every check, {totals['run']} were run; "
@@ -107,7 +107,7 @@ def _check(models: list[Entry], rows: Path, jobs: int) -> None:
                     f"{row['model']}: {verdict} ({row['seconds']} s)", markup=False
                 )
 
-        zoo_check.sweep(models, rows, jobs, on_row)
+        zoo_check.check_all(models, rows, jobs, on_row)
 
 
 def _failures(row: Row) -> str:
