@@ -21,7 +21,8 @@ from rich.progress import (
 from mptify.cli.console import console
 from mptify.errors import MptifyError
 from mptify.recipe_files import parse_changes
-from mptify.tools.sweep import Cell, cells_of, find_sweep, run_sweep, sweep_names
+from mptify.tools.sweep import run_sweep
+from mptify.tools.sweep_grid import Cell, cells_of, find_sweep, sweep_names
 
 __all__ = ["list_sweeps", "run"]
 
