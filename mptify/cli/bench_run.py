@@ -1,4 +1,4 @@
-"""What the commands of `mptify bench` do with their options: measure, then print a table or JSON."""
+"""What the commands of `mptify bench` do: measure, then print a table or JSON."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def plot(
     ] = None,
     title: Annotated[str | None, typer.Option(help="The title of the plot.")] = None,
 ) -> None:
-    """Plot the results of a sweep: the mean over seeds, with bars from the lowest to the highest."""
+    """Plot the results of a sweep: the mean over seeds, with bars from lowest to highest."""
     from mptify.cli.console import console
     from mptify.errors import MptifyError
     from mptify.report.plots import curves_of, draw_figure

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import operator
 import statistics
 import tempfile
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mptify.errors import MptifyError
@@ -32,13 +31,13 @@ from mptify.runtime.planes import Pack, Unpack
 from mptify.runtime.program import Chain
 from mptify.surgery import transform
 from mptify.ticket import read
+from mptify.tools.bench_nodes import NodeTime, node_times
 from mptify.training.signals import keep_freed_memory
 
 __all__ = [
     "STAGES",
     "LayerTime",
     "NetworkTimes",
-    "NodeTime",
     "layer_time",
     "network_times",
     "networks_by_name",
@@ -48,15 +47,6 @@ __all__ = [
 
 STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and pixels of ResNet-18's 3×3 layers
 Tick = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class NodeTime:
-    """The median time of one step of a program, and a description of the kernel that runs it."""
-
-    name: str
-    kernel: str
-    ms: float
 
 
 @dataclass(frozen=True)
@@ -192,7 +182,7 @@ def network_times(
     Returns:
         The times.
     """
-    _require_library()
+    _prepare()
     program = pack(ticketed, image)
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         last = copy.deepcopy(dense).to(memory_format=torch.channels_last)
@@ -209,7 +199,7 @@ def network_times(
             feed = {session.get_inputs()[0].name: image.numpy()}
             runs["onnxruntime"] = partial(session.run, None, feed)
         times = _median_times(runs, rounds, tick)
-        nodes, float_share = _node_times(program, image, rounds)
+        nodes, float_share = node_times(program, image, rounds)
     layers = packed_layers(program)
     return NetworkTimes(
         times["eager"],
@@ -284,7 +274,7 @@ def prune_times(
     Returns:
         For each prune rate: the rate, and the milliseconds of the dense and of the packed network.
     """
-    _require_library()
+    _prepare()
     runs: dict[Any, Callable[[], Any]] = {}
     for prune in prunes:
         dense, ticketed, image = networks_by_name(name, prune, size)
@@ -310,7 +300,7 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     Returns:
         The times.
     """
-    _require_library()
+    _prepare()
     generator = torch.Generator().manual_seed(0)
     signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1, 1)
     weight = signs * (torch.rand(signs.shape, generator=generator) >= prune)
@@ -349,10 +339,12 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     )
 
 
-def _require_library() -> None:
+def _prepare() -> None:
+    """Require the C++ library, and stop the allocator from returning freed memory."""
     if library is None:
         raise MptifyError(
-            "mptify was installed without a C++ compiler, so it has no packed programs to measure. Install a compiler, then mptify again."
+            "mptify was installed without a C++ compiler, so it has no packed programs to measure. "
+            "Install a compiler, then mptify again."
         )
     keep_freed_memory()  # otherwise float32 would allocate fresh pages in every call
 
@@ -388,76 +380,3 @@ def _onnx_session(dense: nn.Module, image: Tensor, path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-_KERNELS = {
-    "BitslicedConv": "bit-sliced",
-    "JoinedConv": "bit-sliced, two layers",
-    "WindowConv": "popcount of windows",
-    "PixelConv": "first layer",
-    "PopcountLinear": "popcount",
-    "MeanLinear": "sums of means",
-    "Pool": "max-pool of bits",
-    "Flatten": "one row of bits",
-    "Concat": "channels joined",
-    "Pack": "to bits",
-    "Unpack": "from bits",
-}
-
-
-class _TimedInterpreter(fx.Interpreter):
-    """Runs a program on one image and times each step.
-
-    `times` holds one time per run for each step, by its name and the class or function that
-    computes it.
-    """
-
-    def __init__(self, program: fx.GraphModule):
-        super().__init__(program)
-        self.times: dict[tuple[str, str], list[float]] = {}
-        self.runs = 0
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        self.runs += 1
-        return super().run(*args, **kwargs)
-
-    def run_node(self, n: fx.Node) -> Any:
-        module = self.module.get_submodule(str(n.target)) if n.op == "call_module" else None
-        if isinstance(module, Chain):
-            inputs = module.readable(self.fetch_args_kwargs_from_env(n)[0])
-            plan, ready = module.plan_for(inputs)
-            _outputs = ready.begin(inputs)  # keeps the outputs alive while the steps write them
-            for number, name in enumerate(plan.names):
-                start = time.perf_counter()
-                ready.run(module.which_cpu, number)
-                self._add(name, type(module.kernels[name]).__name__, start)
-            return super().run_node(n)
-        start = time.perf_counter()
-        result = super().run_node(n)
-        is_call = n.op in ("call_module", "call_function", "call_method")
-        if is_call and n.target is not operator.getitem:
-            self._add(n.name, n.name if module is None else type(module).__name__, start)
-        return result
-
-    def _add(self, name: str, kind: str, start: float) -> None:
-        ms = 1e3 * (time.perf_counter() - start)
-        times = self.times.setdefault((name, kind), [])
-        if len(times) < self.runs:
-            times.append(ms)
-        else:  # a step that the plan lists in several parts
-            times[-1] += ms
-
-
-def _node_times(program: nn.Module, image: Tensor, rounds: int) -> tuple[list[NodeTime], float]:
-    """The times of a program's steps, and the share of torch in them."""
-    if not isinstance(program, fx.GraphModule):
-        raise MptifyError("This network is packed only in parts, so its steps can't be listed.")
-    timed = _TimedInterpreter(program)
-    for _ in range(rounds):
-        timed.run(image)
-    nodes, in_torch = [], 0.0
-    for (name, kind), times in timed.times.items():
-        node = NodeTime(name, _KERNELS.get(kind, f"torch: {kind}"), statistics.median(times))
-        nodes.append(node)
-        in_torch += 0.0 if kind in _KERNELS else node.ms
-    return nodes, in_torch / sum(node.ms for node in nodes)

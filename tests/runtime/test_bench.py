@@ -34,7 +34,7 @@ def one_image(monkeypatch):
 def test_a_network_is_measured_step_by_step(one_image):
     found = measured("inference", "mptify:conv2", "--prune", "0.9")
     kernels = {node["name"]: node["kernel"] for node in found["nodes"]}
-    assert "first layer" in kernels.values()
+    assert "input conv" in kernels.values()
     assert "bit-sliced" in kernels.values()
     assert found["float_share"] == 0  # from pixels to logits, all of it is packed
     assert min(found[name] for name in ("packed", "eager", "channels_last")) > 0
