@@ -230,7 +230,7 @@ def _ticket_fields(path: Path) -> list[tuple[str, str]]:
         ),
         ("size", f"{size:,} bytes; the weights as float32 take {dense_size:,}"),
         ("ticket", Unwrapped(path)),
-        ("", "from the last epoch; best.ticket has the highest validation accuracy"),
+        ("", "from the last epoch; best.ticket did best on the validation images"),
     ]
 
 
