@@ -111,7 +111,7 @@ def _prose(text: str) -> str:
 
 
 def recipe_list() -> str:
-    from mptify.cli.recipes import facts_of
+    from mptify.cli.recipes_run import recipe_info
     from mptify.config import make_recipe
     from mptify.recipe_files import find_recipe, recipe_names
 
@@ -121,7 +121,7 @@ def recipe_list() -> str:
         "| recipe | network | bits | pruned | reproduces | the paper's top-1 |", "| --- | --- | --- | ---: | --- | ---: |",
     ]  # fmt: skip
     for name in recipe_names():
-        facts = facts_of(name, make_recipe(*find_recipe(name)))
+        facts = recipe_info(name, make_recipe(*find_recipe(name)))
         about = facts["about"]
         cells = [
             f"[{name}]({name}.md)", f"`{facts['model']}`", facts["bits"] or "dense",
@@ -134,11 +134,11 @@ def recipe_list() -> str:
 
 def recipe_page(name: str) -> str:
     """What a recipe reproduces, what the paper reports, what we measured, how to run it, and the recipe itself."""
-    from mptify.cli.recipes import facts_of
+    from mptify.cli.recipes_run import recipe_info
     from mptify.config import make_recipe
     from mptify.recipe_files import find_recipe, recipe_text
 
-    told = facts_of(name, make_recipe(*find_recipe(name)))
+    told = recipe_info(name, make_recipe(*find_recipe(name)))
     about, measured = told["about"], yaml.safe_load((HERE / "data/measured.yaml").read_text()).get(name)
     budget = about.get("budget", {})
     ours = f"{measured['top1']} ({measured['compute']}; [more](../{measured['where']}))" if measured else "not run in full: it needs a GPU"

@@ -32,7 +32,7 @@ def test_convert_prints_every_layer_and_the_totals():
     assert "589,824" in result.output
     assert "11,678,912 of 11,678,912" in result.output
     assert "pooled features" in result.output
-    assert "timm:resnet18 is the other one" in result.output
+    assert "using torchvision's; timm:resnet18 is timm's" in result.output
 
 
 def test_convert_speaks_json():
@@ -130,7 +130,7 @@ def test_a_conversions_table_keeps_names_and_numbers_whole(width):
 
 
 def test_the_zoo_says_what_it_needs():
-    assert "Say which models" in str(run("zoo").exception)
+    assert "Choose models: --all" in str(run("zoo").exception)
     assert "matches no model" in str(run("zoo", "--filter", "nothing*").exception)
 
 

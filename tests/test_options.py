@@ -55,7 +55,7 @@ def test_every_field_is_an_option(options, changed):
 def test_a_pair_that_is_none_is_one_sentence(text):
     result = CliRunner().invoke(toy, ["hello", "--shares", text])
     assert isinstance(result.exception, BadConfig)
-    assert str(result.exception) == f"--shares {text!r}: write PATTERN=VALUE, for instance 'layer1.*=0.5'."
+    assert str(result.exception) == f"--shares {text!r}: write PATTERN=VALUE, such as 'layer1.*=0.5'."
 
 
 def test_convert_takes_every_setting_of_a_ticket():

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from mptify.cli import app
-from mptify.cli.recipes import _table, facts_of
+from mptify.cli.recipes_run import recipe_info, recipe_table
 from mptify.config import make_recipe
 from mptify.errors import BadConfig
 from mptify.models import registry
@@ -217,7 +217,7 @@ def test_the_list_fits_a_terminal(width):
 
     out = Console(width=width, color_system=None)
     with out.capture() as capture:
-        out.print(_table([facts_of(name, recipe(name)) for name in recipe_names()], width))
+        out.print(recipe_table([recipe_info(name, recipe(name)) for name in recipe_names()], width))
     lines = [line.rstrip() for line in capture.get().splitlines()]
     assert max(map(len, lines)) <= width
     for name in recipe_names():

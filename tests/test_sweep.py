@@ -16,7 +16,8 @@ from mptify.config import make_recipe
 from mptify.errors import BadConfig, MptifyError
 from mptify.report.plots import Curve, Point, curves_of, figure_of
 from mptify.tools import sweep as sweeping
-from mptify.tools.sweep import cells_of, find_sweep, read_results, run_sweep, sweep_names
+from mptify.tools.sweep import read_results, run_sweep
+from mptify.tools.sweep_grid import cells_of, find_sweep, sweep_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 SMALL = {
@@ -50,7 +51,7 @@ def pretend(monkeypatch, failing=()):
         return ""
 
     monkeypatch.setattr(sweeping, "_search", search)
-    monkeypatch.setattr("mptify.ticket.read", lambda path: type("Ticket", (), {"kept": 1, "count": 4}))
+    monkeypatch.setattr(sweeping, "read", lambda path: type("Ticket", (), {"kept": 1, "count": 4}))
     return ran
 
 
@@ -82,7 +83,7 @@ def test_runs_that_fail_leave_the_others_alone_and_are_tried_again(tmp_path, mon
     broken = "mpt-1-32_width0.1_prune0.8_seed3"
     ran = pretend(monkeypatch, [broken])
     told = []
-    rows = run_sweep(sweep, cells, out, tell=lambda cell, row: told.append((cell.name, row["state"])))
+    rows = run_sweep(sweep, cells, out, on_run_end=lambda cell, row: told.append((cell.name, row["state"])))
     assert ran == [cell.name for cell in cells]
     assert told == [(name, "failed" if name == broken else "done") for name in ran]
     assert [row["run"] for row in rows if row["state"] != "done"] == [broken]
@@ -102,7 +103,7 @@ def test_a_folder_with_other_runs_is_refused_before_anything_runs(tmp_path, monk
     ran = pretend(monkeypatch)
     with pytest.raises(MptifyError, match=r"started with another epochs.* Choose another --out"):
         run_sweep(sweep, cells_of(sweep, {"epochs": 2}), out)
-    with pytest.raises(MptifyError, match="is not empty, and a sweep needs a folder of its own"):
+    with pytest.raises(MptifyError, match="is not empty, and a sweep needs an empty folder"):
         run_sweep(sweep, cells_of(sweep, {}), tmp_path)
     assert not ran
 
@@ -110,10 +111,10 @@ def test_a_folder_with_other_runs_is_refused_before_anything_runs(tmp_path, monk
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"lines": [{"name": "a"}, {"name": "a"}]}, "two of the name 'a'"),
+        ({"lines": [{"name": "a"}, {"name": "a"}]}, "two lines have the name 'a'"),
         ({"grids": {}}, "no setting 'grids'; did you mean 'grid'"),
-        ({"grid": {"width": [1, 1]}}, "grid.width: should be a list of different values"),
-        ({"figure": {"x": "depth"}}, "figure: the grid has no axis 'depth'; there are width, ticket.prune"),
+        ({"grid": {"width": [1, 1]}}, "grid.width: should be a list of distinct values"),
+        ({"figure": {"x": "depth"}}, "figure: the grid has no axis 'depth'; its axes are width, ticket.prune"),
         ({"lines": [{"name": "a", "axes": ["depth"]}]}, "the grid has no axis 'depth'"),
         ({"lines": []}, "lines"),
     ],
@@ -125,7 +126,7 @@ def test_a_wrong_sweep_is_one_sentence_that_names_the_file(changes, sentence, tm
 
 
 def test_wrong_settings_are_told_before_anything_runs(tmp_path):
-    with pytest.raises(BadConfig, match="needs the axis 'width', and these runs don't vary over it"):
+    with pytest.raises(BadConfig, match="needs the axis 'width', but these runs do not vary along it"):
         cells_of(find_sweep(written(tmp_path, lines=[{"name": "a", "axes": "ticket.prune"}])), {})
     with pytest.raises(BadConfig, match=r"mpt-1-32_width0\.05_prune0\.5_seed3: There is no setting 'epoch'"):
         cells_of(find_sweep(written(tmp_path)), {"epoch": 1})
@@ -184,9 +185,9 @@ def test_a_figure_shows_its_whole_title_and_marks_what_was_measured():
     ("arguments", "sentence"),
     [
         (["nothing"], "there is no such file"),
-        (["table.csv"], "this is no table of a sweep's results; it has no column 'line'"),
+        (["table.csv"], "is not a table of a sweep's results; it has no column 'line'"),
         (["results.csv", "--x", "depth"], "have no axis 'depth'; there are width"),
-        (["results.csv"], "Along which axis"),
+        (["results.csv"], "Which axis is x? Choose --x from"),
         (["results.csv", "--x", "width"], "None of the 1 runs is done yet"),
         (["results.csv", "--x", "width", "--out", "a.gif"], "ends in .png"),
     ],

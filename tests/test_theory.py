@@ -63,11 +63,11 @@ def test_the_gain_is_the_share_of_epsilon_that_arrives_at_lemma_1():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: theory.lemma1(0, 0.1, 4), "epsilon=0: the error that is allowed should be above 0."),
+        (lambda: theory.lemma1(0, 0.1, 4), "epsilon=0: the allowed error should be above 0."),
         (lambda: theory.lemma2(math.nan, 0.1, 4), "epsilon=nan"),
-        (lambda: theory.lemma3(0.1, 1, 4, 4), "delta=1: the chance of failure that is allowed should be above 0 and below 1."),
+        (lambda: theory.lemma3(0.1, 1, 4, 4), "delta=1: the allowed probability of failure should be above 0 and below 1."),
         (lambda: theory.lemma3(0.1, 0.1, 4, 0), "outputs=0: at least 1 is needed."),
-        (lambda: theory.theorem(1, 0.1, 4, 4, 2), "epsilon=1: the theorem is for an error above 0 and below 1."),
+        (lambda: theory.theorem(1, 0.1, 4, 4, 2), "epsilon=1: the theorem needs an error above 0 and below 1."),
         (lambda: theory.theorem(0.1, 0.1, 4, 4, 0), "depth=0: at least 1 is needed."),
     ],
 )
@@ -361,17 +361,17 @@ def linear(*sizes_, **options):
     ("network", "message"),
     [
         ([], "The network has no layer"),
-        ([np.ones(3)], r"layer 1: a matrix of outputs × inputs is needed, this one has the shape \(3,\); a single layer is passed as"),
+        ([np.ones(3)], r"layer 1: a matrix of outputs × inputs is needed, but this one has the shape \(3,\); pass a single layer as"),
         ([["a"]], "layer 1: a matrix of numbers is needed"),
-        ([np.full((1, 2), np.nan)], "layer 1: its weights should be finite, 2 are not."),
-        ([np.eye(2), np.eye(3)], "layer 2: it takes 3 inputs, the layer before it gives 2; .* transpose"),
+        ([np.full((1, 2), np.nan)], "layer 1: its weights should be finite, but 2 are not."),
+        ([np.eye(2), np.eye(3)], "layer 2: it takes 3 inputs, but the layer before it has 2 outputs; transpose"),
         (
             [np.eye(2) / 2, np.full((1, 2), 0.8)],
-            r"layer 2: its largest weight is 0.8, at most 1/√2 = 0.707107 is allowed; divide the layer by 1.1",
+            r"layer 2: its largest weight is 0.8, but at most 1/√2 = 0.707107 is allowed; divide the layer by 1.1",
         ),
-        ([np.full((3, 4), 0.5)], r"layer 1: its spectral norm is 1.73205, at most 1 is allowed; divide the layer by 1.73205"),
-        (linear(3, 2, bias=True), "layer '0': it has a bias, which the theorem's networks have not; build it with bias=False."),
-        (nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh()), "layer '1': ReLU is expected there, Tanh came"),
+        ([np.full((3, 4), 0.5)], r"layer 1: its spectral norm is 1.73205, but at most 1 is allowed; divide the layer by 1.73205"),
+        (linear(3, 2, bias=True), "layer '0': the theorem's networks have no biases; build it with bias=False."),
+        (nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh()), "layer '1': should be ReLU, not Tanh"),
         (nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU()), "The network ends with ReLU"),
         (nn.Linear(2, 2), "Linear: an nn.Sequential of Linear"),
     ],
@@ -384,7 +384,7 @@ def test_a_network_outside_the_hypotheses_is_told_where_and_what_to_do(network, 
 
 def test_a_sparsity_that_is_too_small_names_the_row():
     weight = np.array([[0.1, 0, 0], [0.1, 0.1, 0]])
-    with pytest.raises(CannotConvert, match="layer 1: row 1 has 2 weights, sparsity=1 allows that many at most; raise it to 2"):
+    with pytest.raises(CannotConvert, match="layer 1: row 1 has 2 weights, but sparsity=1 allows 1; raise it to 2"):
         theory.as_target([weight], sparsity=1)
     assert theory.as_target(theory.as_target([weight]), sparsity=3).sparsity == 3
 
@@ -442,10 +442,10 @@ def test_a_broken_promise_is_an_exit_code(monkeypatch):
     ("arguments", "message"),
     [
         (["--depth", "0"], "depth=0: at least 1 is needed."),
-        (["--epsilon", "1.5"], "epsilon=1.5: the theorem is for an error above 0 and below 1."),
-        (["--delta", "0"], "delta=0: the chance of failure"),
+        (["--epsilon", "1.5"], "epsilon=1.5: the theorem needs an error above 0 and below 1."),
+        (["--delta", "0"], "delta=0: the allowed probability of failure"),
         (["--width", "4", "--sparsity", "5"], "sparsity=5: no row of this network has more than 4 weights."),
-        (["--width", "6", "--target", "extreme"], "6 weights in a row: the extreme target is made of Hadamard matrices"),
+        (["--width", "6", "--target", "extreme"], "6 weights in a row: the extreme target consists of Hadamard matrices"),
         (["--target", "hard"], "target='hard': should be random or extreme."),
         (["--seeds", "-1"], "seeds=-1, points=2000: at least 1 of each is needed."),
     ],

@@ -1,4 +1,8 @@
-"""The command line: one file per command. The only place that prints or exits."""
+"""The command line, one file per command. Only this package prints or exits.
+
+`mptify --help` must start fast. So a command's file holds its options and imports its
+implementation, and with it torch, inside the function.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="mptify",
-    help="Multi-prize lottery tickets of any torchvision or timm network.",
+    help="Find multi-prize lottery tickets in any torchvision or timm network.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -61,9 +65,9 @@ app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)
-def _before_every_command(
+def _global_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
     ] = False,
     plugins: Annotated[
         list[str] | None,
@@ -84,33 +88,36 @@ def _before_every_command(
 
 
 def main() -> None:
-    """Run the command line: an error that a user can act on is one sentence, with exit code 1; a wrong call has 2."""
+    """Run the command line and exit.
+
+    An error that the user can fix prints one sentence and exits with code 1. A wrong command line
+    exits with code 2.
+    """
     try:
         code = _run(sys.argv[1:])
         if sys.stdout is not None:
             sys.stdout.flush()
     except MptifyError as error:
         rank = os.environ.get("RANK", "0")
-        code = _tell(f"mptify: {error}" if rank == "0" else f"mptify (process {rank}): {error}", 1)
-    except (
-        BrokenPipeError
-    ):  # the reader of our output went away, as `| head` does: what was asked for is not done
+        code = _fail(f"mptify: {error}" if rank == "0" else f"mptify (process {rank}): {error}", 1)
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe; our output is incomplete
         code = 1
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _WRITE_ERRORS:
             raise
-        code = _tell(
+        code = _fail(
             f"mptify: {error.filename or 'the output'} can't be written ({error.strerror}).", 1
         )
-    _let_go_of_streams()
-    if _is_one_of_several():
-        # At its end Python stops every thread that asks for its lock, torch's communication threads among them, and now and then
-        # one of those takes the process with it ("terminate called without an active exception"): after a search that succeeded.
+    _discard_unwritten_output()
+    if _is_distributed():
+        # At exit, Python stops each thread that waits for its lock. One of torch's communication
+        # threads may then abort the process ("terminate called without an active exception"),
+        # although the search succeeded.
         os._exit(code)
     sys.exit(code)
 
 
-def _is_one_of_several() -> bool:
+def _is_distributed() -> bool:
     distributed = sys.modules.get("torch.distributed")
     return (
         distributed is not None
@@ -119,14 +126,13 @@ def _is_one_of_several() -> bool:
     )
 
 
-_NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO}
-_ClickException: Any = typer.BadParameter.__mro__[
-    2
-]  # click's own, or that of the copy which typer has
+_WRITE_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO}
+# The class is click's, or that of the copy of click inside typer.
+_ClickException: Any = typer.BadParameter.__mro__[2]
 
 
 def _run(arguments: list[str]) -> int:
-    """As typer does, but Ctrl-C is left to the caller, and a wrong call is one sentence instead of a box."""
+    """Run a command as typer does, but let Ctrl-C through and print usage errors as one line."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("mptify", arguments or ["--help"]) as context:
@@ -134,26 +140,26 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except _ClickException as error:
-        where = getattr(error, "ctx", None)
-        if type(error).__name__ == "NoArgsIsHelpError" and where is not None:
-            typer.echo(where.get_help())
+        failed = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError" and failed is not None:
+            typer.echo(failed.get_help())
             return 2
-        path = where.command_path if where is not None else "mptify"
-        said = " ".join(error.format_message().split()).rstrip(".")
-        hint = "" if said.endswith("?") else f"; `{path} --help` shows what it takes."
-        return _tell(f"{path}: {said}{hint}", 2)
+        path = failed.command_path if failed is not None else "mptify"
+        message = " ".join(error.format_message().split()).rstrip(".")
+        hint = "" if message.endswith("?") else f"; `{path} --help` lists the options."
+        return _fail(f"{path}: {message}{hint}", 2)
     return 0
 
 
-def _tell(text: str, code: int) -> int:
-    """One line for the user, if anybody can read it; and the exit code."""
+def _fail(text: str, code: int) -> int:
+    """Print one line to stderr if possible, and return the exit code."""
     with contextlib.suppress(OSError):
         typer.echo(text, err=True)
     return code
 
 
-def _let_go_of_streams() -> None:
-    """What could not be written will not be at the interpreter's end either, and need not be said twice."""
+def _discard_unwritten_output() -> None:
+    """Redirect streams that can't be flushed, or Python reports the same error again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -1,4 +1,4 @@
-"""`mptify card FILE`: a README.md for the Hugging Face Hub, from what the ticket says of itself."""
+"""`mptify card FILE`: write a ticket's README.md for the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ def card(
     file: Annotated[Path, typer.Argument(help="A ticket file.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Write it here instead of printing it; an existing file is left alone."),
+        typer.Option(help="The file to write; stdout by default. Existing files are kept."),
     ] = None,
     license: Annotated[
         str | None,
-        typer.Option(
-            help="The licence to state, as the Hub spells it, such as mit. None unless given."
-        ),
+        typer.Option(help="The Hub's name of the licence, such as mit; none by default."),
     ] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
-            help="The Hub's id of the data set: OWNER/NAME. Unless given, stated only where it is known."
+            help="The Hub's id of the data set, OWNER/NAME. By default, the id of a data set that "
+            "mptify knows."
         ),
     ] = None,
 ) -> None:
-    """Write a model card: the metadata header that the Hub reads, how the ticket was made, and how to load it."""
+    """Write a model card: the Hub's metadata, how the ticket was made and how to load it."""
     from mptify.errors import MptifyError
     from mptify.files import check_writable, write_whole
     from mptify.ticket.card import model_card
@@ -43,7 +42,7 @@ def card(
             raise MptifyError(f"{out} exists; remove it first, or name another file.")
     if license is not None and not license.strip():
         raise MptifyError(
-            "--license: which one? The Hub's names are short, such as mit or apache-2.0."
+            "--license is empty; write the Hub's short name, such as mit or apache-2.0."
         )
     if dataset is not None and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset):
         raise MptifyError(

@@ -1,8 +1,7 @@
-"""`mptify convert MODEL`: make a ticket model of a named network and show what was done to it."""
+"""`mptify convert MODEL`: convert a named network into a ticket model and show the changes."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from mptify.cli.options import with_options_of
 from mptify.config import TicketConfig, make_config
+from mptify.files import check_writable
 
 __all__ = ["convert"]
 
@@ -17,60 +17,52 @@ __all__ = ["convert"]
 @with_options_of(TicketConfig, before="num_classes")
 def convert(
     model: Annotated[
-        str, typer.Argument(help="resnet18, timm:vit_tiny_patch16_224, torchvision:vgg16, ...; `mptify zoo --list` shows all.")
+        str,
+        typer.Argument(
+            help="resnet18, timm:vit_tiny_patch16_224, torchvision:vgg16, ...; `mptify zoo --list` "
+            "lists all."
+        ),
     ],
     settings: dict[str, Any],
     num_classes: Annotated[int | None, typer.Option(help="Classes of the network's head.")] = None,
     in_chans: Annotated[int | None, typer.Option(help="Channels of the input images.")] = None,
-    input_size: Annotated[int | None, typer.Option(help="Pixels of a square input, for networks built for one size.")] = None,
+    input_size: Annotated[
+        int | None,
+        typer.Option(help="Pixels of a square input, for networks that take only one size."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    graph: Annotated[Path | None, typer.Option(help="Write a picture (SVG) of what was changed.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the ticket, with its first mask, to this file.")] = None,
+    graph: Annotated[Path | None, typer.Option(help="Draw the changes into this SVG file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the ticket, with its initial mask, to this file.")
+    ] = None,
     standalone: Annotated[
-        bool, typer.Option("--standalone", help="With --out: store the survivors' signs too, so that no seed is needed.")
+        bool,
+        typer.Option(
+            "--standalone",
+            help="With --out: store the survivors' signs too, so that no seed is needed.",
+        ),
     ] = False,
-    float16: Annotated[bool, typer.Option("--float16", help="With --out: store other floats in 16 bits, at a loss.")] = False,
+    float16: Annotated[
+        bool,
+        typer.Option("--float16", help="With --out: round all other floats to 16 bits."),
+    ] = False,
 ) -> None:
-    """Turn a torchvision or timm network into its multi-prize version and show what was done to it."""
-    from mptify.cli.console import console
-    from mptify.files import check_writable, write_whole
-
-    make_config(settings)  # a wrong setting is told before anything is built
+    """Convert a torchvision or timm network into a ticket model and show the changes."""
+    make_config(settings)  # report a wrong setting before the slow imports
     for path in (graph, out):
         if path is not None:
             check_writable(path)
 
-    from mptify.models import registry
-    from mptify.models.init_mode import InitMode
-    from mptify.surgery import transform
-    from mptify.surgery.model_summary import summary
+    from mptify.cli.convert_run import run_convert
 
-    entry = registry.resolve(model)
-    if entry.shadowed and ":" not in model:
-        typer.echo(f"{model}: torchvision's (timm:{model} is the other one)", err=True)
     arguments = {"num_classes": num_classes, "in_chans": in_chans, "input_size": input_size}
-    careful = settings["init"] == "keep" or out is not None
-    with InitMode("drawn" if careful else "constant", settings["seed"]):  # what surgery leaves alone, such as position embeddings, counts
-        network = registry.build(entry, **arguments)
-    ticketed = transform(network, **settings)
-    result = summary(ticketed)
-    if as_json:
-        typer.echo(json.dumps({"model": str(entry), **result.as_dict()}, indent=1, ensure_ascii=False))
-    else:
-        console().print(result)
-    if graph is not None:
-        from mptify.report.surgery_drawing import draw
-
-        write_whole(graph, draw(ticketed))
-        typer.echo(f"picture: {graph}", err=True)
-    if out is not None:
-        from mptify.ticket import save
-
-        given = {name: value for name, value in arguments.items() if value is not None}
-        ticket = save(ticketed, out, str(entry), arguments=given, standalone=standalone, float16=float16)
-        size = f"{out.stat().st_size:,} bytes" + ("" if standalone else "; its masks follow from the seed until a search changes them")
-        typer.echo(f"ticket: {out} ({size}; sha256 {ticket.digest[:16]}…)", err=True)
-        if float16:
-            from mptify.report.verification import rounding_loss
-
-            typer.echo(f"float16: on a fixed input, outputs differ by {100 * rounding_loss(ticketed, out):.2g} % of the largest", err=True)
+    run_convert(
+        model,
+        settings,
+        arguments,
+        as_json=as_json,
+        graph=graph,
+        out=out,
+        standalone=standalone,
+        float16=float16,
+    )

@@ -1,4 +1,4 @@
-"""`mptify export FILE`: a ticket for other programs."""
+"""`mptify export FILE`: write a ticket for other programs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="onnx; dense, a state dict that the network itself loads; or packed, a program for mptify."
+            help="onnx; dense, a state dict for the original network; or packed, a program for "
+            "mptify."
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="What to write. Without it: FILE with another ending.")
+        Path | None,
+        typer.Option(help="The file to write; FILE with another extension by default."),
     ] = None,
 ) -> None:
-    """Write a ticket for other programs, and compare what these compute with it before the file is kept.
+    """Write a ticket for other programs, after comparing its outputs with the ticket's.
 
-    `dense` is a safetensors file for the torchvision or timm network that a 1/32 ticket was cut from, and needs no mptify. `onnx` takes
-    any number of images. `packed` is for 1/1 tickets: larger than they are, but mapped into memory and ready at once.
+    `dense` is a safetensors file for the torchvision or timm network of a 1/32 ticket; it needs no
+    mptify. `onnx` accepts any batch size. `packed` is for 1/1 tickets: a larger file, but one that
+    is mapped into memory and loads at once.
     """
-    from mptify.export import export as write
+    from mptify.export import export as export_ticket
 
-    made = write(file, to, out)
+    exported = export_ticket(file, to, out)
     typer.echo(
-        f"{made.path}: {made.size / 1e6:,.2f} MB; outputs differ from the ticket's by {made.difference:.1e} of the largest"
+        f"{exported.path}: {exported.size / 1e6:,.2f} MB; outputs differ from the ticket's by "
+        f"{exported.difference:.1e} of the largest"
     )

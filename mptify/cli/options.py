@@ -1,4 +1,4 @@
-"""Command-line options generated from a config's fields, so that a new field needs no code here."""
+"""Generate command-line options from the fields of a config."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ def with_options_of(
     panel: str | None = None,
     only_given: bool = False,
 ) -> Callable[[Command], Command]:
-    """A decorator for a command: each field of `config` becomes an option.
+    """Decorate a command: each field of `config` becomes an option.
 
-    The command gets the values as one dict. Lists and mappings become options that may be repeated.
+    The command receives the values as one dict. Options for lists and mappings may be repeated.
 
     Args:
         config: The config whose fields become options.
-        before: The parameter of the command that the options are listed before.
-        into: The parameter of the command that takes the dict.
+        before: The command's parameter in front of which the options are listed.
+        into: The command's parameter that receives the dict.
         without: Fields that get no option.
-        panel: The heading of the options in help texts.
-        only_given: Whether the dict holds only the options that were given; options then have no
-            default.
+        panel: The heading of the options in the help text.
+        only_given: Whether the dict holds only the options on the command line. The options then
+            have no defaults.
+
+    Returns:
+        The decorator.
     """
     fields = {name: one for name, one in config.model_fields.items() if name not in without}
 
@@ -87,12 +90,12 @@ def _parameter(
     if default is None and type(None) not in get_args(kind):
         kind = kind | None
     annotation = Annotated[kind, typer.Option(flag, **settings)]
-    usual = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Parameter(name, usual, default=default, annotation=annotation)
+    kind_of_parameter = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, kind_of_parameter, default=default, annotation=annotation)
 
 
 def _value(name: str, field: FieldInfo, given: Any) -> Any:
-    """The value of an option; None where an option without default was not given."""
+    """The value of an option, or None if it has no default and is not on the command line."""
     if get_origin(field.annotation) is dict:
         return dict(_pair(name, text) for text in given or ())
     if get_origin(field.annotation) is tuple:
@@ -108,7 +111,7 @@ def _pair(name: str, text: str) -> tuple[str, float]:
         pattern = ""
     if not pattern:
         flag = f"--{name.replace('_', '-')}"
-        raise BadConfig(f"{flag} {text!r}: write PATTERN=VALUE, for instance 'layer1.*=0.5'.")
+        raise BadConfig(f"{flag} {text!r}: write PATTERN=VALUE, such as 'layer1.*=0.5'.")
     return pattern, value
 
 

@@ -1,4 +1,4 @@
-"""A search as a person sees it: a bar on a terminal, one plain line per epoch in a pipe. Only the main process prints."""
+"""The progress of a search: a bar on a terminal, one line per epoch in a pipe."""
 
 from __future__ import annotations
 
@@ -7,41 +7,34 @@ import os
 import time
 from typing import Any
 
-import typer
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Column
 
+from mptify.cli.launching import is_main_process, print_from_main
 from mptify.training.callbacks import Callback, SearchState, StepMetrics
 
-__all__ = ["Progress", "is_main", "processes", "say"]
+__all__ = ["Progress"]
 
-
-def is_main() -> bool:
-    """Whether this is the only process, or the first of several that `accelerate launch` started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def processes() -> int:
-    """How many `accelerate launch` started."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def say(text: str) -> None:
-    """One line, from the main process."""
-    if is_main():
-        typer.echo(text, err=True)
+_SECONDS_BETWEEN_LINES = 60  # in a pipe, within an epoch
+_WIDTH_WITH_SPEED = 80  # on a narrower terminal, the bar and the remaining time need the space
 
 
 class Progress(Callback):
-    """Epochs and steps, loss, accuracy, images per second, time left, and how much of the mask flipped in the last epoch."""
+    """Prints epoch, step, loss, accuracy, speed, remaining time and the share of flipped bits.
+
+    Only the main process prints.
+
+    Args:
+        title: The text in front of each line.
+        headlines: Lines to print when the search begins.
+    """
 
     def __init__(self, title: str, *headlines: str):
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
-        from rich.table import Column
-
         self.title, self.headlines = title, headlines
         self.console = Console(stderr=True)
-        self.live = self.console.is_terminal and is_main()
+        self.live = self.console.is_terminal and is_main_process()
         self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
@@ -53,7 +46,7 @@ class Progress(Callback):
             disable=not self.live,
             transient=True,
         )
-        self.task: Any = None
+        self.task: TaskID | None = None
         self.flipped: float | None = None
         self.text = ""
         self.last_line = time.monotonic()
@@ -67,8 +60,8 @@ class Progress(Callback):
 
     def on_search_begin(self, search: SearchState) -> None:
         self.epoch_began = time.monotonic()
-        for headline in self.headlines:  # now that nothing is left to go wrong with the settings
-            say(headline)
+        for headline in self.headlines:  # printed only now, since all settings have been checked
+            print_from_main(headline)
         steps = search.steps_per_epoch
         self.task = self.bars.add_task(
             self.title,
@@ -77,50 +70,48 @@ class Progress(Callback):
             text="",
         )
         if search.epoch or search.step:
-            say(f"{self.title}: goes on at epoch {search.epoch + 1}, step {search.step}")
+            print_from_main(
+                f"{self.title}: resumes at epoch {search.epoch + 1}, step {search.step}"
+            )
 
     def on_step_end(self, search: SearchState, metrics: StepMetrics) -> None:
         images, loss, accuracy = metrics
         if loss is not None and accuracy is not None:
-            speed = images / max(time.monotonic() - self.epoch_began, 1e-3)
-            speed_text = (
-                f"{speed:,.0f} img/s" if self.console.width >= 80 or not self.live else ""
-            )  # else bar and time left give way
-            flipped_text = "" if self.flipped is None else f"flipped {100 * self.flipped:.1f} %"
-            self.text = "  ".join(
-                filter(
-                    None,
-                    (f"loss {loss:.3f}", f"acc {100 * accuracy:.1f} %", speed_text, flipped_text),
-                )
-            )
+            texts = [f"loss {loss:.3f}", f"acc {100 * accuracy:.1f} %"]
+            if self.console.width >= _WIDTH_WITH_SPEED or not self.live:
+                speed = images / max(time.monotonic() - self.epoch_began, 1e-3)
+                texts.append(f"{speed:,.0f} img/s")
+            if self.flipped is not None:
+                texts.append(f"flipped {100 * self.flipped:.1f} %")
+            self.text = "  ".join(texts)
         place = f"{self.title} {search.epoch + 1}/{search.config.epochs}"
         done = search.epoch * search.steps_per_epoch + search.step
+        assert self.task is not None, "on_search_begin adds the task"
         self.bars.update(self.task, completed=done, description=place, text=self.text)
-        if not self.live and time.monotonic() - self.last_line > 60:
-            self._line(f"{place}  step {search.step}/{search.steps_per_epoch}  {self.text}")
+        if not self.live and time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES:
+            self._print(f"{place}  step {search.step}/{search.steps_per_epoch}  {self.text}")
 
     def on_epoch_end(self, search: SearchState, row: dict[str, Any]) -> None:
         self.flipped, self.epoch_began = row.get("flipped"), time.monotonic()
         flipped = "" if self.flipped is None else f"  flipped {100 * self.flipped:4.1f} %"
-        self._line(
-            f"{self.title:<6} {row['epoch']:>3}/{search.config.epochs}  loss {row['loss']:.3f}  acc {100 * row['accuracy']:4.1f} %  "
-            f"val {100 * row['val_accuracy']:6.2f} %{flipped}  {row['images_per_second']:,.0f}/s"
+        self._print(
+            f"{self.title:<6} {row['epoch']:>3}/{search.config.epochs}  loss {row['loss']:.3f}  "
+            f"acc {100 * row['accuracy']:4.1f} %  val {100 * row['val_accuracy']:6.2f} %{flipped}  "
+            f"{row['images_per_second']:,.0f}/s"
         )
 
     def on_warning(self, search: SearchState, text: str) -> None:
-        self._line(f"warning: {text}")
+        self._print(f"warning: {text}")
 
     def on_interrupt(self) -> None:
-        with contextlib.suppress(OSError):  # whoever read it may have been stopped, too
-            if is_main():  # past all buffers, one of which may be at work
-                os.write(
-                    2,
-                    b"\nStopping soon, then saving; a second Ctrl-C stops at once and saves nothing.\n",
-                )
+        text = b"\nStopping soon, then saving; a second Ctrl-C stops at once and saves nothing.\n"
+        with contextlib.suppress(OSError):  # the reader of the pipe may be gone, too
+            if is_main_process():
+                os.write(2, text)  # a signal may arrive while a buffered stream is being written
 
-    def _line(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.last_line = time.monotonic()
         if self.live:
             self.console.print(text, highlight=False, markup=False)
         else:
-            say(text)
+            print_from_main(text)

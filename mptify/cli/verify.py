@@ -1,4 +1,4 @@
-"""`mptify verify FILE`: does a ticket say what it was written to say, and does it still run?"""
+"""`mptify verify FILE`: check that a ticket is intact and runs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ __all__ = ["verify"]
 def verify(file: Annotated[Path, typer.Argument(help="A ticket file.")]) -> None:
     """Check a ticket's hashes, rebuild its network and run it on a fixed input.
 
-    Two machines can compare what is printed. The sha256 of the ticket is the same everywhere; that of the logits only where
-    floats are added up in the same order, which is why the logits themselves are printed beside it.
+    Compare the output on two machines: the sha256 of the ticket is the same everywhere. The sha256
+    of the logits is the same only where floats are added in the same order, so the first logits
+    are printed too.
     """
     from mptify.report.verification import run_on_fixed_input
     from mptify.ticket.state import read
 
     ticket = read(file)
     typer.echo(
-        f"ticket  sha256 {ticket.digest}  {len(ticket.layers)} layers, {ticket.kept:,} of {ticket.count:,} weights, as written"
+        f"ticket  sha256 {ticket.digest}  {len(ticket.layers)} layers, "
+        f"{ticket.kept:,} of {ticket.count:,} weights, intact"
     )
     if ticket.architecture is None:
         typer.echo(
-            "logits  not run: the file names no network; mptify.load(path, model=...) loads it into yours"
+            "logits  not computed: the file names no network; "
+            "mptify.load(path, model=...) loads the ticket into yours"
         )
         return
     result = run_on_fixed_input(file)
+    shape = "×".join(map(str, result.shape))
     typer.echo(
-        f"logits  sha256 {result.digest}  {ticket.architecture} on a fixed input of shape {'×'.join(map(str, result.shape))}"
+        f"logits  sha256 {result.digest}  {ticket.architecture} on a fixed input of shape {shape}"
     )
     typer.echo("logits  first  " + " ".join(f"{value:.4f}" for value in result.first))

@@ -523,7 +523,8 @@ class Ticketed:
 
     def _without_escape(self) -> Any:
         """This layer with the same tensors, for `forward`, which quantizes its input itself."""
-        self.refresh_()
+        if not torch.compiler.is_compiling():  # which selects in its own way
+            self.refresh_()
         alias = type(self).__new__(type(self))
         alias.__dict__.update(self.__dict__, weight_escapes=False)
         return alias

@@ -1,1 +1,1 @@
-"""Benchmarks, checks over the zoo, sweeps and the theorem: nothing that using a ticket needs."""
+"""Benchmarks, zoo check, sweeps, compatibility with timm, the theorem: not needed for tickets."""

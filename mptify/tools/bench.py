@@ -1,4 +1,4 @@
-"""Speed, as ratios measured side by side in one process: the machines are shared and noisy, ratios are not."""
+"""Measure ratios of times, side by side in one process, since shared machines are noisy."""
 
 from __future__ import annotations
 
@@ -46,9 +46,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StepRatio:
-    """A training step of a ticket model against one of the same network trained densely (medians, in milliseconds).
+    """A training step of a ticket model against a step of dense training.
 
-    `ratio` is the median over pairs of steps, one after the other; half of the pairs lie between `low` and `high`.
+    Attributes:
+        network: The name of the network.
+        bits: The bits of the ticket.
+        batch: Images per step.
+        dense_ms: The median time of a step of dense training, in milliseconds.
+        ticket_ms: The median time of a step of the ticket model.
+        ratio: The median ratio over pairs of adjacent steps.
+        low: The lower quartile of the ratios.
+        high: The upper quartile.
     """
 
     network: str
@@ -70,35 +78,49 @@ def step_ratio(
     rounds: int,
     tick: Callable[[], None] = lambda: None,
 ) -> StepRatio:
-    """Interleave dense and ticket training steps, and compare pair by pair: the ratio is the median over the pairs."""
+    """Interleave steps of dense training and of a ticket model, and compare them pair by pair.
+
+    Args:
+        make: Builds the network.
+        network: Its name.
+        bits: The bits of the ticket.
+        prune: The fraction of weights to remove.
+        batch: Images per step.
+        rounds: Pairs of steps to time.
+        tick: Called after each pair.
+
+    Returns:
+        The ratio and the times.
+    """
     keep_freed_memory()
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, 32, 32, generator=generator)
     labels = torch.randint(10, (batch,), generator=generator)
-    dense = _stepper(make(), images, labels)
-    ticket = _stepper(transform(make(), bits=bits, prune=prune), images, labels)
+    dense = _training_step(make(), images, labels)
+    ticket = _training_step(transform(make(), bits=bits, prune=prune), images, labels)
     return StepRatio(network, bits, batch, *_interleaved(dense, ticket, rounds, tick))
 
 
 def _interleaved(
     dense: Callable[[], Any], ticket: Callable[[], Any], rounds: int, tick: Callable[[], None]
 ) -> tuple[float, float, float, float, float]:
-    """Milliseconds of either (medians), and of the ratio over pairs the median and the middle half."""
+    """Median milliseconds of both, then the median of the ratios and its quartiles."""
     pairs = []
-    for turn in range(rounds + 2):
-        order = (dense, ticket) if turn % 2 else (ticket, dense)
+    for number in range(rounds + 2):
+        order = (dense, ticket) if number % 2 else (ticket, dense)
         seconds = {step: _timed(step) for step in order}
-        if turn >= 2:  # the first two warm up
+        if number >= 2:  # the first two rounds warm up
             pairs.append((seconds[dense], seconds[ticket]))
         tick()
-    theirs_ms, ours_ms = (1e3 * statistics.median(one) for one in zip(*pairs, strict=True))
+    dense_ms, ticket_ms = (1e3 * statistics.median(one) for one in zip(*pairs, strict=True))
     low, ratio, high = np.quantile(
-        [ours / theirs for theirs, ours in pairs], (0.25, 0.5, 0.75)
+        [ticket_s / dense_s for dense_s, ticket_s in pairs], (0.25, 0.5, 0.75)
     ).tolist()
-    return theirs_ms, ours_ms, ratio, low, high
+    return dense_ms, ticket_ms, ratio, low, high
 
 
-def _stepper(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+def _training_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+    """A function that runs one training step."""
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
@@ -115,7 +137,18 @@ def _stepper(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], N
 def search_ratio(
     bits: str, prune: float, batch: int, rounds: int, tick: Callable[[], None] = lambda: None
 ) -> StepRatio:
-    """Steps of `mptify.search` with everything in them, data and augmentation too, against dense training by the same loop."""
+    """Compare whole steps of `mptify.search`, with data and augmentation, with dense training.
+
+    Args:
+        bits: The bits of the ticket.
+        prune: The fraction of weights to remove.
+        batch: Images per step.
+        rounds: Pairs of steps to time.
+        tick: Called after each pair.
+
+    Returns:
+        The ratio and the times.
+    """
     keep_freed_memory()
     rng = np.random.default_rng(0)
     images = as_images(
@@ -123,19 +156,19 @@ def search_ratio(
         "train",
     )
     images.crop, images.flip = 4, True
-    kinds: dict[str, dict[str, Any]] = {
+    methods: dict[str, dict[str, Any]] = {
         "dense": {"method": "dense"},
         "ticket": {"ticket": {"bits": bits, "prune": prune}},
     }
     steps = {
-        kind: steps_of(models.resnet18_cifar(), images, {"batch": batch, **settings})
-        for kind, settings in kinds.items()
+        method: steps_of(models.resnet18_cifar(), images, {"batch": batch, **settings})
+        for method, settings in methods.items()
     }
     ratio = _interleaved(lambda: next(steps["dense"]), lambda: next(steps["ticket"]), rounds, tick)
     return StepRatio("resnet18_cifar, search", bits, batch, *ratio)
 
 
-_PEAK = """
+_PEAK_SCRIPT = """
 import re, sys, numpy as np
 from pathlib import Path
 from mptify import models
@@ -143,11 +176,12 @@ from mptify.training.loop import steps_of
 method, bits, prune, batch = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 rng = np.random.default_rng(0)
 images = rng.integers(0, 255, (2 * batch, 32, 32, 3), dtype=np.uint8), np.arange(2 * batch) % 10
-def status(what):
-    return int(re.search(what + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1))
-Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+def status(field):
+    return int(re.search(field + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1))
+Path("/proc/self/clear_refs").write_text("5")  # resets the peak
 before = status("VmRSS")
-steps = steps_of(models.resnet18_cifar(), images, {"batch": batch, "method": method, "ticket": {"bits": bits, "prune": prune}})
+settings = {"batch": batch, "method": method, "ticket": {"bits": bits, "prune": prune}}
+steps = steps_of(models.resnet18_cifar(), images, settings)
 for _ in range(3):
     next(steps)
 print(status("VmHWM") - before)
@@ -155,8 +189,20 @@ print(status("VmHWM") - before)
 
 
 def peak_memory(method: str, bits: str, prune: float, batch: int) -> int:
-    """Bytes that three search steps of ResNet-18 for 32×32 images take at their peak, in a process of its own (Linux only)."""
-    command = [sys.executable, "-c", _PEAK, method, bits, str(prune), str(batch)]
+    """Measure the peak memory of three search steps of ResNet-18 on 32×32 images.
+
+    It is measured in a new process, and only on Linux.
+
+    Args:
+        method: The search method, or `"dense"`.
+        bits: The bits of the ticket.
+        prune: The fraction of weights to remove.
+        batch: Images per step.
+
+    Returns:
+        The bytes that the steps add to the process.
+    """
+    command = [sys.executable, "-c", _PEAK_SCRIPT, method, bits, str(prune), str(batch)]
     return 1024 * int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -169,26 +215,47 @@ def _timed(call: Callable[[], Any]) -> float:
 def command_ratio(
     command: list[str], imports: str, rounds: int, tick: Callable[[], None] = lambda: None
 ) -> tuple[float, float, float]:
-    """Seconds of the whole command, seconds of its imports alone, and the ratio, medians over interleaved runs."""
+    """Compare the time of a command with the time of its imports, in interleaved runs.
+
+    Args:
+        command: The arguments of `mptify`.
+        imports: The import statements.
+        rounds: Pairs of runs to time.
+        tick: Called after each pair.
+
+    Returns:
+        The median seconds of the command and of the imports, and the median ratio.
+    """
     whole, alone = [], []
     for _ in range(rounds):
-        alone.append(_timed(lambda: _quietly([sys.executable, "-c", imports])))
-        whole.append(_timed(lambda: _quietly([sys.executable, "-m", "mptify", *command])))
+        alone.append(_timed(lambda: _run_silently([sys.executable, "-c", imports])))
+        whole.append(_timed(lambda: _run_silently([sys.executable, "-m", "mptify", *command])))
         tick()
-    pairs = [a / b for a, b in zip(whole, alone, strict=True)]
-    return statistics.median(whole), statistics.median(alone), statistics.median(pairs)
+    ratios = [seconds / imported for seconds, imported in zip(whole, alone, strict=True)]
+    return statistics.median(whole), statistics.median(alone), statistics.median(ratios)
 
 
-def _quietly(command: list[str]) -> None:
+def _run_silently(command: list[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-# -- the ticket file -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TicketSize:
-    """Bytes of one ticket file, and of what else one could write. `limit` is the design's target."""
+    """The size of a ticket file in bytes, beside other ways to store the same network.
+
+    Attributes:
+        network: The name of the network.
+        bits: The bits of the ticket.
+        prune: The fraction of weights removed.
+        file: The ticket file.
+        limit: The design's upper limit for the file.
+        entropy: The entropy of the masks.
+        float32: All weights as float32.
+        two_bits: Two bits per weight: kept or not, and the sign.
+        zstd: The masks as bits, compressed by zstd at level 19.
+        xz: The masks as bits, compressed by xz.
+        checkpoint: Weights and scores, saved by torch.
+    """
 
     network: str
     bits: str
@@ -204,11 +271,20 @@ class TicketSize:
 
 
 def ticket_size(name: str, bits: str, prune: float) -> TicketSize:
-    """Sizes of a named network's ticket with masks as random as masks can be: nothing that its seed could say.
+    """Measure the file of a ticket with random masks, which the seed does not help to compress.
 
-    Statistics of one training pass are included. What a search leaves is smaller, since it leans on the first scores.
+    The file includes statistics from one training pass. After a search, files are smaller, since
+    its masks resemble the initial ones.
+
+    Args:
+        name: The name of the network.
+        bits: The bits of the ticket.
+        prune: The fraction of weights to remove.
+
+    Returns:
+        The sizes.
     """
-    import zstandard
+    import zstandard  # a development dependency
 
     entry = registry.resolve(name)
     with InitMode("constant"):
@@ -246,7 +322,7 @@ def ticket_size(name: str, bits: str, prune: float) -> TicketSize:
 
 @dataclass(frozen=True)
 class TicketSpeed:
-    """Seconds to save and load a ticket, and to build the dense network, which is part of loading (medians)."""
+    """Median seconds to save and load a ticket, and to build its network, a part of loading."""
 
     network: str
     save: float
@@ -255,7 +331,17 @@ class TicketSpeed:
 
 
 def ticket_speed(name: str, bits: str, prune: float, rounds: int) -> TicketSpeed:
-    """Time saving and loading a named network's ticket beside building the network alone."""
+    """Time saving and loading a ticket, and building its network.
+
+    Args:
+        name: The name of the network.
+        bits: The bits of the ticket.
+        prune: The fraction of weights to remove.
+        rounds: How often to do each.
+
+    Returns:
+        The times.
+    """
     entry = registry.resolve(name)
     times: dict[str, list[float]] = {"save": [], "load": [], "build": []}
 
@@ -271,5 +357,5 @@ def ticket_speed(name: str, bits: str, prune: float, rounds: int) -> TicketSpeed
             times["build"].append(_timed(build))
             times["load"].append(_timed(lambda: load(path)))
     return TicketSpeed(
-        str(entry), **{what: statistics.median(seconds) for what, seconds in times.items()}
+        str(entry), **{action: statistics.median(seconds) for action, seconds in times.items()}
     )

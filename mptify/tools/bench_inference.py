@@ -1,9 +1,9 @@
-"""Speed of packed inference, beside float32: whole networks node by node, single layers, and time against the prune rate."""
+"""Time packed inference beside float32: networks step by step, single layers, and prune rates."""
 
 from __future__ import annotations
 
 import copy
-import operator
+import itertools
 import statistics
 import tempfile
 import threading
@@ -16,50 +16,58 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mptify.errors import MptifyError
 from mptify.export.onnx import to_onnx
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
-from mptify.registry import kernels
 from mptify.runtime import load, pack, packed_layers
 from mptify.runtime.chain import Call, Chain
 from mptify.runtime.geometry import Geometry
-from mptify.runtime.kernel import Kernel
 from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
 from mptify.runtime.kernels.pack import Pack
 from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.library import library
 from mptify.surgery import transform
 from mptify.ticket import read
+from mptify.tools.bench_nodes import NodeTime, node_times
 from mptify.training.signals import keep_freed_memory
 
 __all__ = [
-    "STAGES", "LayerTime", "NetworkTimes", "NodeTime", "from_file", "layer_time", "network_times", "prune_times",
-    "ready_network",
-]  # fmt: skip
+    "STAGES",
+    "LayerTime",
+    "NetworkTimes",
+    "layer_time",
+    "network_times",
+    "networks_by_name",
+    "networks_of_ticket",
+    "prune_times",
+]
 
 STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and pixels of ResNet-18's 3×3 layers
 Tick = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class NodeTime:
-    """One step of a program: what does it, and how long it takes (median, milliseconds)."""
-
-    name: str
-    kernel: str
-    ms: float
-
-
-@dataclass(frozen=True)
 class NetworkTimes:
-    """Median milliseconds for one image of the dense network in torch and onnxruntime, and of the packed program; and its steps.
+    """Median times for one image, in milliseconds.
 
-    `speedup` is what several threads gain over one, if there are several, and `at_once` how many times as many images as one program do
-    as many of them at the same time, one thread each: what the cores have to give. Taken before onnxruntime's threads are there to disturb.
+    Attributes:
+        eager: The dense network in torch.
+        channels_last: The dense network in torch, in the memory format channels_last.
+        onnxruntime: The dense network in onnxruntime, or None if that is not installed.
+        packed: The packed program.
+        speedup: How many times faster the program is with all threads than with one; None with one
+            thread. It is measured before onnxruntime starts its threads, which would disturb it.
+        at_once: How many times as many images as one program with one thread are processed by one
+            such program per thread at once: the speedup that the cores allow.
+        nodes: The steps of the program.
+        weight_bytes: The size of the packed weights.
+        weights: The weights of packed layers, survivors and removed ones.
+        survivors: The survivors among them.
+        float_share: The share of the program's time that torch takes, not the packed kernels.
     """
 
     eager: float
@@ -72,19 +80,17 @@ class NetworkTimes:
     weight_bytes: int
     weights: int
     survivors: int
-
-    @property
-    def float_share(self) -> float:
-        """Of the program's time, what the kernels have no part in."""
-        return sum(node.ms for node in self.nodes if node.kernel.startswith("torch")) / sum(node.ms for node in self.nodes)
+    float_share: float
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Milliseconds of one binary layer with its threshold, and of torch's float32 convolution: medians, and lowest tenths.
+    """Times of one binary layer with its threshold and of torch's float32 convolution.
 
-    The kernels keep a core's arithmetic busy, and lose more than torch does to a neighbour who has the other half of the core: the
-    lowest tenth of both is what it is without one, if there were moments without.
+    `packed` and `dense` are medians in milliseconds, `packed_low` and `dense_low` the lowest
+    tenths. The packed kernels keep a core's arithmetic units busy, so a process on the core's other
+    hyper-thread slows them down more than it slows torch. The lowest tenths show the times without
+    such a neighbour, if it paused at times.
     """
 
     channels: int
@@ -97,18 +103,34 @@ class LayerTime:
 
     @property
     def ratio(self) -> float:
+        """How many times faster the packed layer is."""
         return self.dense / self.packed
 
     @property
     def undisturbed(self) -> float:
+        """The same, from the lowest tenths."""
         return self.dense_low / self.packed_low
 
 
-def from_file(path: str, size: int | None) -> tuple[nn.Module, nn.Module, Tensor]:
-    """The dense network that a 1/1 ticket was cut from, the ticket model, and an image."""
+def networks_of_ticket(path: str, size: int | None) -> tuple[nn.Module, nn.Module, Tensor]:
+    """Load a 1/1 ticket and build its dense network.
+
+    Args:
+        path: The ticket file.
+        size: Pixels of the image; None takes the network's input size.
+
+    Returns:
+        The dense network, the ticket model and an image.
+
+    Raises:
+        MptifyError: The ticket does not name its network.
+    """
     ticket = read(path)
     if ticket.architecture is None:
-        raise MptifyError(f"{path}: holds a ticket of a model that no registry knows, so that there is nothing to compare it with.")
+        raise MptifyError(
+            f"{path}: the ticket does not name its network, so there is no dense network to "
+            f"compare with."
+        )
     entry, arguments = registry.resolve(str(ticket.architecture)), ticket.architecture.arguments
     with InitMode("constant"):
         dense = registry.build(entry, **arguments)
@@ -117,35 +139,68 @@ def from_file(path: str, size: int | None) -> tuple[nn.Module, nn.Module, Tensor
     return dense.eval(), load(path), image
 
 
-def ready_network(name: str, prune: float, size: int | None) -> tuple[nn.Module, nn.Module, Tensor]:
-    """A dense network, its 1/1 ticket model after one training pass (for its norms' sake), and an image."""
+def networks_by_name(
+    name: str, prune: float, size: int | None
+) -> tuple[nn.Module, nn.Module, Tensor]:
+    """Build a dense network and convert it to 1/1.
+
+    Args:
+        name: The name of the network.
+        prune: The fraction of weights to remove.
+        size: Pixels of the image; None takes the network's input size.
+
+    Returns:
+        The dense network, the ticket model after one training pass, which sets the statistics of
+        its batch norms, and an image.
+
+    Raises:
+        MptifyError: The network's input is not an image.
+    """
     entry = registry.resolve(name)
     with InitMode("constant"):
         dense = registry.build(entry)
     inputs = registry.example_inputs(entry, dense, size)
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-        raise MptifyError(f"{entry}: networks that take something else than an image can't be measured.")
+        raise MptifyError(f"{entry} can't be measured: its input is not an image.")
     ticketed = transform(dense, bits="1/1", prune=prune).train()
     with torch.no_grad():
         ticketed(inputs[0])
     return dense.eval(), ticketed.eval(), inputs[0][:1].contiguous()
 
 
-def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: int, tick: Tick) -> NetworkTimes:
-    """All of them in turn, `rounds` times."""
-    _begin()
+def network_times(
+    dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: int, tick: Tick
+) -> NetworkTimes:
+    """Time the packed program of a ticket model beside its dense network, in turns.
+
+    Args:
+        dense: The dense network.
+        ticketed: The 1/1 ticket model.
+        image: A batch of one image.
+        rounds: Calls of each to time.
+        tick: Called after each round.
+
+    Returns:
+        The times.
+    """
+    _prepare()
     program = pack(ticketed, image)
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         last = copy.deepcopy(dense).to(memory_format=torch.channels_last)
-        runs: dict[str, Callable[[], Any]] = {"eager": partial(dense, image), "packed": partial(program, image)}
-        runs["channels_last"] = partial(last, image.to(memory_format=torch.channels_last))
-        speedup, at_once = _gain_of_threads(program, image, rounds) if torch.get_num_threads() > 1 else (None, None)
+        runs: dict[str, Callable[[], Any]] = {
+            "eager": partial(dense, image),
+            "packed": partial(program, image),
+            "channels_last": partial(last, image.to(memory_format=torch.channels_last)),
+        }
+        speedup, at_once = None, None
+        if torch.get_num_threads() > 1:
+            speedup, at_once = _gain_of_threads(program, image, rounds)
         session = _onnx_session(dense, image, Path(folder) / "dense.onnx")
         if session is not None:
             feed = {session.get_inputs()[0].name: image.numpy()}
             runs["onnxruntime"] = partial(session.run, None, feed)
-        times = _in_turn(runs, rounds, tick)
-        nodes = _node_times(program, image, rounds)
+        times = _median_times(runs, rounds, tick)
+        nodes, float_share = node_times(program, image, rounds)
     layers = packed_layers(program)
     return NetworkTimes(
         times["eager"],
@@ -158,43 +213,45 @@ def network_times(dense: nn.Module, ticketed: nn.Module, image: Tensor, rounds: 
         weight_bytes=sum(layer.weight_bytes for layer in layers),
         weights=sum(layer.weight_count for layer in layers),
         survivors=sum(layer.survivor_count for layer in layers),
+        float_share=float_share,
     )
 
 
 def _gain_of_threads(program: nn.Module, image: Tensor, rounds: int) -> tuple[float, float]:
-    """How many times faster all threads are than one, and how many times as many images as many programs do at once.
+    """The speedup by all threads over one, and by one program per thread over one program.
 
-    Medians over rounds of five calls of each in turn, whose medians are compared with each other: those of one round found the cores alike.
-    Two calls before are not counted: to change their number costs torch a while, in which threads of pools that it makes anew spin.
+    Each round compares medians of five calls, since within a round the load of the machine is
+    alike; the results are medians over rounds. The two calls before them are not counted: after its
+    number of threads changes, torch starts new pools, whose threads spin for a while.
     """
     threads = torch.get_num_threads()
-    faster, as_many = [], []
+    speedups, throughputs = [], []
     copies = [copy.deepcopy(program) for _ in range(threads)]
-    ready = threading.Barrier(threads)
+    barrier = threading.Barrier(threads)
 
-    def alone(mine: nn.Module) -> list[float]:
+    def time_copy(own: nn.Module) -> list[float]:
         with torch.no_grad():
-            mine(image)
-            ready.wait()
-            return _timed(partial(mine, image), 7)[1:-1]  # while the others run
+            own(image)
+            barrier.wait()
+            return _call_times(partial(own, image), 7)[1:-1]  # during these, the others run, too
 
     try:
         with ThreadPoolExecutor(threads) as pool:
             for _ in range(rounds):
                 torch.set_num_threads(1)
-                one = statistics.median(_timed(partial(program, image), 7)[2:])
-                at_once = statistics.median(ms for some in pool.map(alone, copies) for ms in some)
+                one = statistics.median(_call_times(partial(program, image), 7)[2:])
+                at_once = statistics.median(itertools.chain(*pool.map(time_copy, copies)))
                 torch.set_num_threads(threads)
-                together = statistics.median(_timed(partial(program, image), 7)[2:])
-                faster.append(one / together)
-                as_many.append(threads * one / at_once)
+                together = statistics.median(_call_times(partial(program, image), 7)[2:])
+                speedups.append(one / together)
+                throughputs.append(threads * one / at_once)
     finally:
         torch.set_num_threads(threads)
-    return statistics.median(faster), statistics.median(as_many)
+    return statistics.median(speedups), statistics.median(throughputs)
 
 
-def _timed(run: Callable[[], Any], calls: int) -> list[float]:
-    """Milliseconds of each call."""
+def _call_times(run: Callable[[], Any], calls: int) -> list[float]:
+    """The time of each call in milliseconds."""
     times = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -203,66 +260,118 @@ def _timed(run: Callable[[], Any], calls: int) -> list[float]:
     return times
 
 
-def prune_times(name: str, prunes: list[float], size: int | None, rounds: int, tick: Tick) -> list[tuple[float, float, float]]:
-    """Prune rate, and milliseconds of the dense network and of the packed program; all of them in turn."""
-    _begin()
+def prune_times(
+    name: str, prunes: list[float], size: int | None, rounds: int, tick: Tick
+) -> list[tuple[float, float, float]]:
+    """Time a packed network at several prune rates, in turns.
+
+    Args:
+        name: The name of the network.
+        prunes: The fractions of weights to remove.
+        size: Pixels of the image; None takes the network's input size.
+        rounds: Calls of each to time.
+        tick: Called after each round.
+
+    Returns:
+        For each prune rate: the rate, and the milliseconds of the dense and of the packed network.
+    """
+    _prepare()
     runs: dict[Any, Callable[[], Any]] = {}
     for prune in prunes:
-        dense, ticketed, image = ready_network(name, prune, size)
+        dense, ticketed, image = networks_by_name(name, prune, size)
         runs[prune] = partial(pack(ticketed, image), image)
     with torch.no_grad():
-        times = _in_turn({"eager": partial(dense, image), **runs}, rounds, tick)
+        times = _median_times({"eager": partial(dense, image), **runs}, rounds, tick)
     return [(prune, times["eager"], times[prune]) for prune in prunes]
 
 
 def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) -> LayerTime:
-    """A 3×3 layer of ResNet-18 on one image: a call of the library, from bit planes to bit planes, borders and thresholds included."""
-    _begin()
+    """Time a 3×3 layer of ResNet-18 on one image.
+
+    The packed layer is a call of the library from bit planes to bit planes, with borders and
+    thresholds.
+
+    Args:
+        channels: Input and output channels.
+        size: Height and width of the input.
+        prune: The fraction of weights to remove.
+        rounds: Rounds of five calls of each to time.
+        tick: Called after each round.
+
+    Returns:
+        The times.
+    """
+    _prepare()
     generator = torch.Generator().manual_seed(0)
     signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1, 1)
     weight = signs * (torch.rand(signs.shape, generator=generator) >= prune)
     image = torch.where(torch.randn(1, channels, size, size, generator=generator) < 0, -1.0, 1.0)
     thresholds = torch.randint(-9, 10, (1, channels), generator=generator)
-    layer = BitslicedConv(weight.to(torch.int8), thresholds, Geometry(channels, (size, size), (3, 3), padding=(1, 1)))
-    calls = [Call("pack", ("image",), "bits"), Call("layer", ("bits",), "signs"), Call("unpack", ("signs",), "numbers")]
-    chain = Chain({"pack": Pack("channels"), "layer": layer, "unpack": Unpack()}, calls, ["image"], ["numbers"])
+    layer = BitslicedConv(
+        weight.to(torch.int8), thresholds, Geometry(channels, (size, size), (3, 3), padding=(1, 1))
+    )
+    calls = [
+        Call("pack", ("image",), "bits"),
+        Call("layer", ("bits",), "signs"),
+        Call("unpack", ("signs",), "numbers"),
+    ]
+    chain = Chain(
+        {"pack": Pack("channels"), "layer": layer, "unpack": Unpack()},
+        calls,
+        ["image"],
+        ["numbers"],
+    )
     _, program = chain.program_for([image])
     outputs, floats = program.bind([image]), weight.float()
     program.run()
-    assert torch.equal(outputs[0] > 0, F.conv2d(image, floats, padding=1) >= thresholds.view(-1, 1, 1))
-    runs: dict[str, Callable[[], Any]] = {"packed": partial(program.run_step, 1), "dense": partial(F.conv2d, image, floats, padding=1)}
+    assert torch.equal(
+        outputs[0] > 0, F.conv2d(image, floats, padding=1) >= thresholds.view(-1, 1, 1)
+    )
+    runs: dict[str, Callable[[], Any]] = {
+        "packed": partial(program.run_step, 1),
+        "dense": partial(F.conv2d, image, floats, padding=1),
+    }
     with torch.no_grad():
-        times = _all_in_turn(runs, rounds, tick, calls=5)
+        times = _times_in_turns(runs, rounds, tick, calls=5)
     packed, dense = times["packed"], times["dense"]
-    low = [statistics.quantiles(some, n=10, method="inclusive")[0] for some in (packed, dense)]
-    return LayerTime(channels, size, prune, statistics.median(packed), statistics.median(dense), *low)
+    low = [statistics.quantiles(one, n=10, method="inclusive")[0] for one in (packed, dense)]
+    return LayerTime(
+        channels, size, prune, statistics.median(packed), statistics.median(dense), *low
+    )
 
 
-def _begin() -> None:
+def _prepare() -> None:
+    """Require the C++ library, and stop the allocator from returning freed memory."""
     if library is None:
-        raise MptifyError("mptify was installed without a C++ compiler: there are no packed programs to measure.")
-    keep_freed_memory()  # float32 would pay for fresh pages in every call
+        raise MptifyError(
+            "mptify was installed without a C++ compiler, so it has no packed programs to measure. "
+            "Install a compiler, then mptify again."
+        )
+    keep_freed_memory()  # otherwise float32 would allocate fresh pages in every call
 
 
-def _in_turn(runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick) -> dict[Any, float]:
-    """Median milliseconds of each."""
-    return {name: statistics.median(some) for name, some in _all_in_turn(runs, rounds, tick).items()}
+def _median_times(runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick) -> dict[Any, float]:
+    """The median time of each function in milliseconds."""
+    times = _times_in_turns(runs, rounds, tick)
+    return {name: statistics.median(some) for name, some in times.items()}
 
 
-def _all_in_turn(runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick, calls: int = 1) -> dict[Any, list[float]]:
-    """Milliseconds of each call; in each turn, `calls` calls of one before it is the next one's."""
+def _times_in_turns(
+    runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick, calls: int = 1
+) -> dict[Any, list[float]]:
+    """The times of all calls. In each round, each function is called `calls` times in a row."""
     times: dict[Any, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 2):
         for name, run in runs.items():
-            some = _timed(run, calls)
-            if number >= 2:  # the first ones are slower
+            some = _call_times(run, calls)
+            if number >= 2:  # the first two rounds warm up
                 times[name] += some
         tick()
     return times
 
 
 def _onnx_session(dense: nn.Module, image: Tensor, path: Path) -> Any:
-    """The dense network in onnxruntime, with as many threads as torch has; None where that is not installed."""
+    """The dense network in onnxruntime, with torch's number of threads; None if not installed."""
     try:
         import onnxruntime
         import onnxscript  # noqa: F401
@@ -272,51 +381,3 @@ def _onnx_session(dense: nn.Module, image: Tensor, path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-class _Timed(fx.Interpreter):
-    """Runs a program step by step, on one image."""
-
-    def __init__(self, program: fx.GraphModule):
-        super().__init__(program)
-        self.times: dict[tuple[str, str], list[float]] = {}  # by step and what does it, a number for each run
-        self.runs = 0
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        self.runs += 1
-        return super().run(*args, **kwargs)
-
-    def run_node(self, n: fx.Node) -> Any:
-        module = self.module.get_submodule(str(n.target)) if n.op == "call_module" else None
-        if isinstance(module, Chain):
-            given = module.readable(self.fetch_args_kwargs_from_env(n)[0])
-            builder, program = module.program_for(given)
-            _outputs = program.bind(given)  # kept until the steps have written them
-            for number, name in enumerate(builder.names):
-                start = time.perf_counter()
-                program.run_step(number, module.instruction_set)
-                self.note(name, module.kernels[name], start)
-        start = time.perf_counter()
-        result = super().run_node(n)
-        if n.op in ("call_module", "call_function", "call_method") and not isinstance(module, Chain) and n.target is not operator.getitem:
-            self.note(n.name, n.name if module is None else module, start)
-        return result
-
-    def note(self, name: str, what: Any, start: float) -> None:
-        ms = 1e3 * (time.perf_counter() - start)
-        shown = what if isinstance(what, str) else type(what).__name__
-        kernel = kernels.name_of(type(what)) if isinstance(what, Kernel) else None
-        times = self.times.setdefault((name, kernel or f"torch: {shown}"), [])
-        if len(times) < self.runs:
-            times.append(ms)
-        else:  # one that has several parts
-            times[-1] += ms
-
-
-def _node_times(program: nn.Module, image: Tensor, rounds: int) -> list[NodeTime]:
-    if not isinstance(program, fx.GraphModule):
-        raise MptifyError("Of this network only parts are packed; its steps can't be listed.")
-    timed = _Timed(program)
-    for _ in range(rounds):
-        timed.run(image)
-    return [NodeTime(name, kernel, statistics.median(times)) for (name, kernel), times in timed.times.items()]

@@ -1,4 +1,7 @@
-"""All settings as a page of the docs: `python -m mptify.tools.settings_page > docs/settings.md`, which a test compares."""
+"""Write all settings as a page of the docs.
+
+Run `python -m mptify.tools.settings_page > docs/settings.md`. A test compares the file.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ __all__ = ["page"]
 
 _START = """# Settings
 
-Everything that a recipe can say, and what it says where it is silent. `--set key=value` changes one on the command line.
-This page is made from the program (`python -m mptify.tools.settings_page`).
+All settings of a recipe and their defaults. On the command line, `--set key=value` changes one.
+`python -m mptify.tools.settings_page > docs/settings.md` writes this page.
 """
 
 
@@ -30,21 +33,21 @@ def page() -> str:
     return _START + "".join(_section(*part) for part in parts)
 
 
-def _section(title: str, prefix: str, model: type[BaseModel], left_out: tuple[str, ...]) -> str:
+def _section(title: str, prefix: str, model: type[BaseModel], omitted: tuple[str, ...]) -> str:
     values = model.model_validate({}).model_dump(mode="json")
-    rows = [
-        f"| `{prefix}{name}` | `{_plain(values[name])}` | {(field.description or '').replace('|', chr(92) + '|')} |"
-        for name, field in model.model_fields.items()
-        if name not in left_out
-    ]
+    rows = []
+    for name, field in model.model_fields.items():
+        if name not in omitted:
+            description = (field.description or "").replace("|", "\\|")
+            rows.append(f"| `{prefix}{name}` | `{_as_text(values[name])}` | {description} |")
     return (
-        f"\n## {title}\n\n| key | default | what it is |\n| --- | --- | --- |\n"
+        f"\n## {title}\n\n| key | default | description |\n| --- | --- | --- |\n"
         + "\n".join(rows)
         + "\n"
     )
 
 
-def _plain(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 

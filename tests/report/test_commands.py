@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import mptify
 from mptify.cli import app
-from mptify.cli.search import _settings
+from mptify.cli.search_recipe import recipe_from_options
 from mptify.config import make_recipe
 from mptify.report.commands import convert_command, search_command
 
@@ -58,7 +58,7 @@ def as_searched(command):
     ]
     changes = [text for name, text in options if name == "--set"]
     baseline = True if "--baseline" in words else None
-    return _settings(words[0], None, dict(options)["--data"], {}, changes, baseline, None)
+    return recipe_from_options(words[0], None, dict(options)["--data"], {}, changes, baseline)
 
 
 def test_the_convert_command_makes_the_same_ticket(tmp_path):

@@ -72,10 +72,8 @@ def test_a_ticket_file_is_measured_as_its_network_is(one_image, tmp_path):
 def test_what_has_nothing_to_measure_is_told(tmp_path):
     assert "can't be read" in refused("inference", str(tmp_path / "none.ticket"))
     mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket")
-    assert "no registry knows" in refused("inference", str(tmp_path / "a.ticket"))
-    mptify.save(
-        mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2"
-    )
+    assert "does not name its network" in refused("inference", str(tmp_path / "a.ticket"))
+    mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2")
     assert "are for 1/1 tickets" in refused("inference", str(tmp_path / "a.ticket"))
 
 

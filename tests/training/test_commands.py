@@ -18,9 +18,9 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 import mptify
-from mptify.cli.console import Whole, print_facts
-from mptify.cli.inspect import _layer_table
-from mptify.cli.search import _next
+from mptify.cli.console import Unwrapped, print_fields
+from mptify.cli.inspect_run import layer_table
+from mptify.cli.search_run import suggested_change
 from mptify.config import make_recipe
 from mptify.errors import MptifyError
 from mptify.models import conv2
@@ -112,7 +112,7 @@ def test_a_ticket_of_other_weights_is_not_gone_on_from(here):
     built = {"in_chans": 1, "input_size": 8}
     torch.manual_seed(5)  # the search builds its network from the ticket's seed
     mptify.save(mptify.transform(conv2(**built), init="keep"), "kept.ticket", "mptify:conv2", arguments=built)
-    assert "has other weights than this network starts with" in str(run("search", "kept.ticket", "--data", "digits", *QUICK).exception)
+    assert "a search cannot continue from this ticket" in str(run("search", "kept.ticket", "--data", "digits", *QUICK).exception)
 
 
 def test_what_the_network_saw_is_in_the_ticket(here):
@@ -134,7 +134,7 @@ def test_inspect_keeps_the_layers_names_in_a_narrow_terminal(here):
     summary = summarize(*read_both("runs/conv2-digits/last.ticket"))
     for width in (50, 60, 80, 100, 140):
         out = Console(width=width, file=io.StringIO())
-        out.print(_layer_table(summary, width))
+        out.print(layer_table(summary, width))
         text = out.file.getvalue()
         assert "classifier.1" in text
         assert "13,107" in text
@@ -145,7 +145,7 @@ def test_inspect_says_what_a_person_wants_to_know_of_the_search(here):
     accuracy = mptify.read("runs/conv2-digits/last.ticket").notes["accuracy"]
     facts = dict(re.findall(r"^(\w+) +(.+)$", works("inspect", "runs/conv2-digits/last.ticket").output, re.MULTILINE))
     assert facts["accuracy"] == f"{100 * accuracy:.2f} %"
-    assert facts["recipe"] == "epochs=1, threads=1, data.crop=1, data.train_images=200 (--json has it whole)"
+    assert facts["recipe"] == "epochs=1, threads=1, data.crop=1, data.train_images=200 (--json shows all)"
     assert facts["input"].startswith('{"mean": [0.30')
     assert len(facts["input"]) < 70
 
@@ -153,12 +153,12 @@ def test_inspect_says_what_a_person_wants_to_know_of_the_search(here):
 def test_facts_wrap_where_words_end_and_commands_stay_whole():
     out = Console(width=40, file=io.StringIO(), force_terminal=True, color_system=None)
     path = "runs/a b/" + "a" * 50 + "/last.ticket"
-    print_facts(
+    print_fields(
         out,
         [
             ("accuracy", "98 % after the last epoch, 99 % at best"),
-            ("ticket", Whole(path)),
-            ("next", Whole(f"mptify inspect {path} --json")),
+            ("ticket", Unwrapped(path)),
+            ("next", Unwrapped(f"mptify inspect {path} --json")),
         ],
     )
     assert out.file.getvalue().splitlines() == [
@@ -210,7 +210,7 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
         (["search", "resnet81", "--data", "digits"], "There is no model 'resnet81'"),
         (["search", "none.ticket"], "none.ticket: there is no such file"),
         (["search", "timm:zzzz", "--data", "digits"], "There is no model 'timm:zzzz'; `mptify zoo --list` shows all names"),
-        (["search", "epochs=6"], "epochs=6: is no network; settings are changed with --set epochs=6"),
+        (["search", "epochs=6"], "epochs=6 is not a network; --set epochs=6 changes a setting"),
         (["search", "--set", "epochs=two"], "unable to parse string as an integer. What it sets: Passes over the training data."),
         (["search", "--recipe", "digit"], "did you mean 'digits'?"),
         (["search", "--set", "lrr=1"], "digits: There is no setting 'lrr'; did you mean 'lr'?"),
@@ -223,7 +223,7 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
         (["search", "resnet18", "--data", "imagefolder:nowhere"], "there is no folder 'nowhere'"),
         (["search", "resnet18", "--data", "digits", "--set", "ticket.exclude=layer9*"], "matches no layer of this model"),
         (["search", "--resume"], "runs holds no unfinished run"),
-        (["search", "--resume", "--set", "lr=1"], "--resume takes everything but --out and --threads from the folder"),
+        (["search", "--resume", "--set", "lr=1"], "--resume takes all settings from the folder of the run; leave out all options but"),
         (["search", "--resume", "--out", "nowhere"], "nowhere holds no run to resume"),
         (["search", "--set", "trackers=nothing"], "trackers='nothing': Accelerate knows "),
         (["search", "--set", "data.size=32"], "data.size is for images from files"),
@@ -243,7 +243,7 @@ def test_bad_input_is_told_in_one_sentence_and_leaves_nothing(arguments, words, 
 
 def test_a_ticket_without_data_asks_for_it(here):
     works("convert", "timm:test_vit", "--out", "a.ticket")
-    assert "--data names the images" in str(run("eval", "a.ticket").exception)
+    assert "does not say which data it was searched on; pass --data" in str(run("eval", "a.ticket").exception)
     assert "can't take images of 1×8×8" in str(run("eval", "a.ticket", "--data", "digits").exception)
 
 
@@ -268,7 +268,7 @@ def test_a_signal_to_all_of_a_searchs_processes_saves(here):
     recipe = here / "run/recipe.yaml"
     (stopped,) = re.findall(r"epochs: 400\n", recipe.read_text())
     recipe.write_text(recipe.read_text().replace(stopped, f"epochs: {len((here / 'run/metrics.jsonl').read_text().splitlines()) + 1}\n"))
-    assert "goes on at epoch" in works("search", "--resume", "--out", "run").output
+    assert "resumes at epoch" in works("search", "--resume", "--out", "run").output
 
 
 def test_a_folder_of_a_networks_name_does_not_hide_the_network(here):
@@ -298,7 +298,7 @@ def test_the_threads_of_a_run_are_those_of_its_next_part_unless_given(again, thr
 
 @pytest.mark.parametrize(("accuracy", "change"), [(0.9, "ticket.prune=0.95"), (0.15, "epochs=60")])
 def test_more_is_pruned_next_if_classes_are_told_apart_and_else_it_searches_longer(accuracy, change):
-    assert _next(make_recipe(*find_recipe("digits")), accuracy, 10) == change
+    assert suggested_change(make_recipe(*find_recipe("digits")), accuracy, 10) == change
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(here):
@@ -320,5 +320,5 @@ def test_ctrl_c_saves_and_says_how_to_go_on(here):
         (here / "runs/conv2-digits/recipe.yaml").read_text().replace("epochs: 400", "epochs: 4")
     )
     result = works("search", "--resume")
-    assert "goes on at epoch" in result.output
+    assert "resumes at epoch" in result.output
     assert "this run is finished" in works("search", "--resume", "--out", "runs/conv2-digits").output

@@ -68,7 +68,7 @@ def test_two_processes_find_what_one_finds(runs):
 def test_a_process_whose_scores_were_tampered_with_is_named(tmp_path):
     result = launch(2, tmp_path, "tamper")
     assert result.returncode != 0
-    assert "Process 1 holds another mask than process 0 in 1 layers, the first of them 4" in result.stdout
+    assert "Process 1 holds other masks than process 0 in 1 layers, first in 4" in result.stdout
 
 
 def test_processes_stop_together_and_go_on_to_the_same_bytes(runs, tmp_path):
@@ -99,7 +99,7 @@ def test_the_command_line_starts_all_processes_and_speaks_once(tmp_path):
     assert result.stdout.count("accuracy") == 1
     again = launch(2, *arguments, how=["--cpu"], script=None)
     assert again.returncode != 0
-    assert again.stderr.count("holds a finished run already") == 1
+    assert again.stderr.count("already holds a finished run") == 1
 
 
 def torchrun(*arguments, **environment):
@@ -153,9 +153,9 @@ def test_a_process_that_outlives_another_says_how_to_go_on(tmp_path, launcher, v
     _, errors = process.communicate(timeout=100)
     assert process.returncode != 0
     name = "mptify (process 1)" if victim == 0 else "mptify"
-    said = "Another process of this search has ended, and no other can go on without it."
+    said = "Another process of this search has ended, and this one can't continue without it."
     how = "torchrun --nproc-per-node 2" if launcher == "torchrun" else "accelerate launch --cpu --num_processes 2"
-    sentence = f"{name}: {said} `{how} -m mptify search --resume --out '{run}'` goes on from the last checkpoint.\n"
+    sentence = f"{name}: {said} `{how} -m mptify search --resume --out '{run}'` resumes from the last checkpoint.\n"
     assert sentence in errors
     before = errors[: errors.index(sentence)]
     assert "Traceback" not in before

@@ -1,7 +1,7 @@
-"""What timm does with its networks, tried on tickets of one network per family.
+"""Compatibility with timm: its behaviours, tried on tickets of one network per family.
 
-`python -m mptify.tools.compatibility > docs/compatibility.md` writes the page of the docs; names of
-families after the command keep it to these.
+`python -m mptify.tools.compatibility > docs/compatibility.md` writes the page of the docs. Names of
+families after the command restrict it to these.
 """
 
 from mptify.tools.compatibility.behaviours import BEHAVIOURS

@@ -1,4 +1,4 @@
-"""What timm does with its networks: each behaviour is one function, and one column of the table."""
+"""The behaviours of timm: each is one function here, and one column of the table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["BEHAVIOURS", "Behaviour", "Network", "outputs_of"]
 
 @dataclass(frozen=True)
 class Network:
-    """What a behaviour is tried on: a dense network, or the ticket that `convert` made of it."""
+    """The subject of a behaviour: a dense network, or the ticket that `convert` makes from it."""
 
     model: Any
     images: Tensor
-    calls: dict[str, int]  # how often the dense network's `forward` calls each of its layers
-    build: Callable[..., nn.Module]  # the dense network anew, with further arguments for timm
+    calls: dict[str, int]  # of each layer in one `forward` of the dense network
+    build: Callable[..., nn.Module]  # builds the dense network, with extra arguments for timm
     convert: Callable[[nn.Module], nn.Module]
 
     def copy(self) -> Any:
@@ -34,7 +34,7 @@ class Network:
 
 
 class Differs(Exception):
-    """A behaviour ran, and gave something else than it should."""
+    """A behaviour ran, but with a wrong result."""
 
 
 Run = Callable[[Network], Any]
@@ -42,7 +42,7 @@ Run = Callable[[Network], Any]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Something that timm does. `run` returns what is the same for a network and its ticket."""
+    """A behaviour of timm. For a network and its ticket, `run` must return the same."""
 
     run: Run
     what: str
@@ -114,7 +114,7 @@ def _grad_checkpointing(network: Network) -> Any:
     outputs_saving, gradients_saving = _train_step(saving, network.images)
     _require_close(outputs_saving, outputs, "the outputs with checkpoints")
     if gradients.keys() != gradients_saving.keys():
-        raise Differs("other parameters get gradients with checkpoints")
+        raise Differs("with checkpoints, other parameters get gradients")
     for name, gradient in gradients.items():
         _require_close(gradients_saving[name], gradient, f"the gradient of {name}")
     return _shapes(outputs)
@@ -129,7 +129,7 @@ def _grad_checkpointing(network: Network) -> Any:
 def _features_only(network: Network) -> Any:
     try:
         dense = network.build(features_only=True)
-    except AssertionError:  # timm asks for the last three blocks, and some networks here have two
+    except AssertionError:  # timm takes the last three blocks, but some of these networks have two
         dense = network.build(features_only=True, out_indices=2)
     model: Any = network.convert(dense).eval()
     return _shapes(model(network.images)), model.feature_info.channels()
@@ -174,7 +174,7 @@ def _moving_average(network: Network) -> Any:
         if parameter.requires_grad:
             parameter.mul_(1.5)
     average.update(model)
-    shares = set()  # of each parameter's step: 0.1, or more where timm counts a shared one twice
+    shares = set()  # of each step: 0.1, or more where timm counts a shared parameter twice
     for name, one in average.module.named_parameters():
         step = (model.get_parameter(name) - before[name]).norm()
         if step > 0:
@@ -198,7 +198,7 @@ def _layer_decay(network: Network) -> Any:
         if parameter.requires_grad and id(parameter) not in scales:
             raise Differs(f"{name} is in no group")
     if not hasattr(model, "group_matcher"):
-        return None  # timm then makes groups of twelve parameters, and a ticket has other ones
+        return None  # timm then groups parameters by twelve, and a ticket has others
     layers = {name: model.get_submodule(name) for name, calls in network.calls.items() if calls}
     tickets = ticket_layers(model)
     trained = {name: one.scores if name in tickets else one.weight for name, one in layers.items()}
@@ -244,13 +244,10 @@ def _reparameterized(network: Network) -> Any:
             raise Differs("nothing in this network can be fused")
         for module in model.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)):
-                module.bias = None  # as in a ticket: some of timm's code can't do without
+                module.bias = None  # as in a ticket; some of timm's code requires biases
     fused = reparameterize_model(model).eval()
     _require_close(fused(network.images), model(network.images), "the outputs afterwards", 1e-3)
     return _shapes(fused(network.images))
-
-
-# -- what behaviours share -------------------------------------------------------------------------
 
 
 def _shapes(outputs: Any) -> list[list[int]]:
@@ -259,14 +256,14 @@ def _shapes(outputs: Any) -> list[list[int]]:
 
 def _require_close(found: Any, expected: Any, what: str, tolerance: float = 1e-4) -> None:
     if _shapes(found) != _shapes(expected):
-        raise Differs(f"{what}: shapes {_shapes(found)} for {_shapes(expected)}")
+        raise Differs(f"{what}: shapes {_shapes(found)} instead of {_shapes(expected)}")
     for one, other in zip(tensors_in(found), tensors_in(expected), strict=True):
         if not torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True):
-            raise Differs(f"{what}: other numbers")
+            raise Differs(f"{what}: different numbers")
 
 
 def _train_step(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, Tensor]]:
-    """The outputs and gradients of one step; dropout draws the same numbers in each."""
+    """The outputs and gradients of one step, always with the same dropout."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(1)
         outputs = model(images)
@@ -276,7 +273,16 @@ def _train_step(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, Tensor
 
 
 def outputs_of(model: nn.Module, names: Iterable[str], images: Tensor) -> dict[str, list[Any]]:
-    """What the named modules return in one call of `model`, each time that they are called."""
+    """Collect the outputs of modules.
+
+    Args:
+        model: The network.
+        names: The names of modules in it.
+        images: The input.
+
+    Returns:
+        For each name, the outputs of all its calls in one `forward`.
+    """
     outputs: dict[str, list[Any]] = {name: [] for name in names}
     with contextlib.ExitStack() as hooks:
         for name, seen in outputs.items():

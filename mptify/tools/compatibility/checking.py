@@ -1,7 +1,7 @@
-"""One family: its dense network, its tickets, and how each behaviour fares on them.
+"""Try each behaviour on the tickets of one family.
 
-Each behaviour is tried on the dense network first: what timm does not offer there is not asked of a
-ticket.
+A behaviour runs on the dense network first. If it fails there, timm does not offer it, and tickets
+are not tried.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["Cell", "Cells", "State", "check_family"]
 
 
 class State(enum.Enum):
-    """How a behaviour fares on a ticket; the value is its mark in the table."""
+    """The result of a behaviour on a ticket; the value is its mark in the table."""
 
     WORKS = "●"
-    REFUSED = "refused"  # by an error of ours; the table has the number of its reason
+    REFUSED = "refused"  # by a MptifyError; the table shows the number of its reason
     NOT_OFFERED = "–"
     FAILED = "✗"
 
@@ -44,38 +44,45 @@ class Cell:
 Cells = dict[str, dict[str, Cell]]  # by mode and behaviour
 
 
-@torch.no_grad()  # some networks cache what they compute, and can't be copied with its history
+@torch.no_grad()  # some networks cache tensors, which can't be copied with their history
 def check_family(name: str) -> Cells:
-    """Try every behaviour on one network in both modes. What a behaviour raises becomes a cell."""
+    """Try every behaviour on one network in both modes.
+
+    Args:
+        name: The name of the network in timm.
+
+    Returns:
+        The cells of the table. An exception becomes a cell.
+    """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # timm deprecates some of its own names
         torch.manual_seed(0)
         dense = _dense_network(name)
         tickets = {bits: _ticket_of(dense, bits, prune) for bits, prune in MODES.items()}
         cells: Cells = {bits: {} for bits in MODES}
-        for key, one in BEHAVIOURS.items():
+        for key, behaviour in BEHAVIOURS.items():
             try:
-                expected = one.run(dense)
+                expected = behaviour.run(dense)
             except Exception as error:
                 for of_mode in cells.values():
                     of_mode[key] = Cell(State.NOT_OFFERED, _text_of(error))
                 continue
             for bits, ticket in tickets.items():
-                cells[bits][key] = _try(one, ticket, expected)
-    gc.collect()  # networks hang in cycles with their graphs
+                cells[bits][key] = _try(behaviour, ticket, expected)
+    gc.collect()  # networks and their graphs form reference cycles
     return cells
 
 
-def _try(one: Behaviour, ticket: Network, expected: Any) -> Cell:
+def _try(behaviour: Behaviour, ticket: Network, expected: Any) -> Cell:
     try:
-        found = one.run(ticket)
+        found = behaviour.run(ticket)
     except MptifyError as error:
         where, _, reason = first_line(error).partition(": ")
         return Cell(State.REFUSED, reason or where)
     except Exception as error:
         return Cell(State.FAILED, _text_of(error))
     if found != expected:
-        return Cell(State.FAILED, f"gives {found}, timm {expected}")
+        return Cell(State.FAILED, f"returns {found}, timm {expected}")
     return Cell(State.WORKS)
 
 
@@ -93,7 +100,7 @@ def _dense_network(name: str) -> Network:
         sized: dict[str, Any] = {"img_size": size} if size else {}
         try:
             return timm.create_model(name, **options, **sized).eval()
-        except TypeError:  # a network that takes any size has no such argument
+        except TypeError:  # networks that take any size lack the argument
             return timm.create_model(name, **options).eval()
 
     model = build()

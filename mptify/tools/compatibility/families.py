@@ -1,4 +1,4 @@
-"""One network of every timm module: the smallest there is, some made smaller still by arguments for `timm.create_model`."""
+"""One network per module of timm: its smallest, with arguments that make some smaller still."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["FAMILIES", "IMAGE_SIZES"]
 
-_XCEPTION_BLOCKS = [  # as many layers per block as the network has, with a third of the channels
+_XCEPTION_BLOCKS = [  # the same layers per block, with a third of the channels
     {"in_chs": 64, "out_chs": 64, "stride": 2},
     {"in_chs": 64, "out_chs": 128, "stride": 2},
     {"in_chs": 128, "out_chs": 240, "stride": 2},
@@ -117,8 +117,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "xception41p": {"block_cfg": _XCEPTION_BLOCKS},
     "xcit_nano_12_p8_224": {"depth": 2},
 }
-IMAGE_SIZES: dict[str, int | None] = {  # where 64 pixels are too few; None: only the size that it was made for
-    "crossvit_tiny_240": None, "efficientformer_l1": None, "inception_v3": 96, "inception_v4": 96, "inception_resnet_v2": 96,
+# Where 64 pixels are too few. None is the network's input size, the only one that it takes.
+IMAGE_SIZES: dict[str, int | None] = {
+    "crossvit_tiny_240": None,
+    "efficientformer_l1": None,
+    "inception_v3": 96,
+    "inception_v4": 96,
+    "inception_resnet_v2": 96,
     "deepseek_vit_412m": 112,
-    "efficientvim_m1": 128, "efficientvit_m0": 128,  # below, their last attention has one token and no gradient
-}  # fmt: skip
+    "efficientvim_m1": 128,  # with fewer pixels, the last attention of these two has one token
+    "efficientvit_m0": 128,  # and no gradient
+}

@@ -34,12 +34,12 @@ The figures count families: those where it works, of those whose dense network o
 
 
 def page(table: dict[str, Cells]) -> str:
-    """The page in Markdown, of the cells of each family."""
+    """The page in Markdown, from the cells of each family."""
     return "".join(_page(table))
 
 
 def row(name: str, cells: dict[str, Cell], numbers: dict[str, int]) -> str:
-    """One family's line in the table of one mode. `numbers` are those of reasons for refusals."""
+    """The row of a family in the table of one mode. `numbers` maps reasons to their numbers."""
     marks = [str(numbers.get(cell.reason, cell.state.value)) for cell in cells.values()]
     return f"| `{name}` | " + " | ".join(marks) + " |\n"
 

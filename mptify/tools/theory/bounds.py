@@ -1,15 +1,16 @@
-r"""How many random neurons the lemmas and the theorem ask for, and what they promise of the masks.
+r"""The number of random neurons that the lemmas and the theorem need, and the size of the masks.
 
-Each statement is made of the one before it, with its own share of $\varepsilon$ and $\delta$:
+Each statement applies the one before it, with a share of its $\varepsilon$ and $\delta$:
 
-| statement | stands in for | calls | with $\varepsilon' =$ | and $\delta' =$ |
+| statement | approximates | applies | with $\varepsilon' =$ | and $\delta' =$ |
 | --- | --- | --- | --- | --- |
 | lemma 1 | $\alpha x_i$ | | | |
-| lemma 2 | $\langle w, x \rangle$, at most $s$ weights | lemma 1, $s$ times | $\varepsilon / s$ | $\delta / s$ |
+| lemma 2 | $\langle w, x \rangle$, $s$ weights | lemma 1, $s$ times | $\varepsilon / s$ | $\delta / s$ |
 | lemma 3 | $\sigma(W x)$, $n$ rows | lemma 2, $n$ times | $\varepsilon / \sqrt n$ | $\delta / n$ |
 | theorem | $\ell$ layers | lemma 3, $\ell$ times | $\varepsilon / 2\ell$ | $\delta / \ell$ |
 
-The gain inside of a block is the $\varepsilon'$ that has arrived at lemma 1. The paper prints $\varepsilon$ in all four places.
+The gain inside a block is the $\varepsilon'$ of lemma 1. The paper prints $\varepsilon$ in all four
+places.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ __all__ = ["Bound", "lemma1", "lemma2", "lemma3", "theorem"]
 
 @dataclass(frozen=True)
 class Bound:
-    r"""What a statement asks for, and what it promises.
+    r"""What a statement needs, and what it promises.
 
-    `width` is $k$, the least whole number of random neurons. `gain` is the factor inside of the inner ReLU,
-    $\sigma(\text{gain} \cdot (M \odot B) x)$. `nonzeros` bounds $\lVert M \rVert_0 = \lVert \tilde M \rVert_0$.
+    Attributes:
+        width: $k$, the smallest integer number of random neurons.
+        gain: The factor inside the inner ReLU, $\sigma(\text{gain} \cdot (M \odot B) x)$.
+        nonzeros: The upper bound of $\lVert M \rVert_0 = \lVert \tilde M \rVert_0$.
     """
 
     width: int
@@ -38,11 +41,21 @@ class Bound:
 def lemma1(epsilon: float, delta: float, sparsity: int) -> Bound:
     r"""One weight, $|\alpha| \le 1/\sqrt s$.
 
-    $k \ge 16 / (\varepsilon \sqrt s) + 16 \log(2/\delta)$, and $\lVert M \rVert_0 \le 2 / (\varepsilon \sqrt s)$.
+    $k \ge 16 / (\varepsilon \sqrt s) + 16 \log(2/\delta)$, and
+    $\lVert M \rVert_0 \le 2 / (\varepsilon \sqrt s)$.
 
-    With $c = \lfloor |\alpha| / \varepsilon \rfloor$, the masks keep $c$ neurons that have $u = +1$ and $B_{ji} = \text{sgn}\,\alpha$, and
-    $c$ that have $u = -1$ and $B_{ji} = -\text{sgn}\,\alpha$. As $\sigma(a) - \sigma(-a) = a$, these give
+    With $c = \lfloor |\alpha| / \varepsilon \rfloor$, the masks keep $c$ neurons with $u = +1$ and
+    $B_{ji} = \text{sgn}\,\alpha$, and $c$ neurons with $u = -1$ and $B_{ji} = -\text{sgn}\,\alpha$.
+    Since $\sigma(a) - \sigma(-a) = a$, their sum is
     $c \, \varepsilon \, \text{sgn}(\alpha) \, x_i$.
+
+    Args:
+        epsilon: The largest error allowed.
+        delta: The largest probability of failure allowed.
+        sparsity: $s$, the most weights in a row.
+
+    Returns:
+        The bound.
     """
     _check(epsilon, delta, sparsity=sparsity)
     root = math.sqrt(sparsity)
@@ -54,7 +67,16 @@ def lemma1(epsilon: float, delta: float, sparsity: int) -> Bound:
 def lemma2(epsilon: float, delta: float, sparsity: int) -> Bound:
     r"""One neuron before its ReLU, $\langle w, x \rangle$ with at most $s$ weights.
 
-    $k \ge s \lceil 16 \sqrt s / \varepsilon + 16 \log(2s/\delta) \rceil$, and $\lVert M \rVert_0 \le 2 s \sqrt s / \varepsilon$.
+    $k \ge s \lceil 16 \sqrt s / \varepsilon + 16 \log(2s/\delta) \rceil$, and
+    $\lVert M \rVert_0 \le 2 s \sqrt s / \varepsilon$.
+
+    Args:
+        epsilon: The largest error allowed.
+        delta: The largest probability of failure allowed.
+        sparsity: $s$.
+
+    Returns:
+        The bound.
     """
     _check(epsilon, delta, sparsity=sparsity)
     weight = lemma1(epsilon / sparsity, delta / sparsity, sparsity)
@@ -62,9 +84,19 @@ def lemma2(epsilon: float, delta: float, sparsity: int) -> Bound:
 
 
 def lemma3(epsilon: float, delta: float, sparsity: int, outputs: int) -> Bound:
-    r"""One layer of $n$ `outputs`, each with at most $s$ weights.
+    r"""One layer with $n$ outputs, each with at most $s$ weights.
 
-    $k \ge ns \lceil 16 \sqrt{ns} / \varepsilon + 16 \log(2ns/\delta) \rceil$, and $\lVert M \rVert_0 \le 2 ns \sqrt{ns} / \varepsilon$.
+    $k \ge ns \lceil 16 \sqrt{ns} / \varepsilon + 16 \log(2ns/\delta) \rceil$, and
+    $\lVert M \rVert_0 \le 2 ns \sqrt{ns} / \varepsilon$.
+
+    Args:
+        epsilon: The largest error allowed.
+        delta: The largest probability of failure allowed.
+        sparsity: $s$.
+        outputs: $n$.
+
+    Returns:
+        The bound.
     """
     _check(epsilon, delta, sparsity=sparsity, outputs=outputs)
     row = lemma2(epsilon / math.sqrt(outputs), delta / outputs, sparsity)
@@ -72,25 +104,35 @@ def lemma3(epsilon: float, delta: float, sparsity: int, outputs: int) -> Bound:
 
 
 def theorem(epsilon: float, delta: float, sparsity: int, width: int, depth: int) -> Bound:
-    r"""A network of $\ell$ layers (`depth`), none of more than $n$ outputs (`width`).
+    r"""A network of $\ell$ layers with at most $n$ outputs each.
 
     $k \ge ns \lceil 32 \ell \sqrt{ns} / \varepsilon + 16 \log(2ns\ell/\delta) \rceil$, and
-    $\lVert M \rVert_0 \le 4 ns \ell^2 \sqrt{ns} / \varepsilon$ over all layers. The gain is that of a layer with $n$ outputs,
-    $\varepsilon / (2 \ell s \sqrt n)$.
+    $\lVert M \rVert_0 \le 4 ns \ell^2 \sqrt{ns} / \varepsilon$ over all layers. The gain is that of
+    a layer with $n$ outputs, $\varepsilon / (2 \ell s \sqrt n)$.
+
+    Args:
+        epsilon: The largest error allowed, below 1.
+        delta: The largest probability of failure allowed.
+        sparsity: $s$.
+        width: $n$.
+        depth: $\ell$.
+
+    Returns:
+        The bound.
     """
     _check(epsilon, delta, sparsity=sparsity, width=width, depth=depth)
     if epsilon >= 1:
-        raise BadConfig(f"epsilon={epsilon:g}: the theorem is for an error above 0 and below 1.")
+        raise BadConfig(f"epsilon={epsilon:g}: the theorem needs an error above 0 and below 1.")
     layer = lemma3(epsilon / (2 * depth), delta / depth, sparsity, width)
     return Bound(layer.width, layer.gain, depth * layer.nonzeros)
 
 
 def _check(epsilon: float, delta: float, **counts: int) -> None:
     if not 0 < epsilon < math.inf:
-        raise BadConfig(f"epsilon={epsilon:g}: the error that is allowed should be above 0.")
+        raise BadConfig(f"epsilon={epsilon:g}: the allowed error should be above 0.")
     if not 0 < delta < 1:
         raise BadConfig(
-            f"delta={delta:g}: the chance of failure that is allowed should be above 0 and below 1."
+            f"delta={delta:g}: the allowed probability of failure should be above 0 and below 1."
         )
     for name, count in counts.items():
         if count < 1:

@@ -1,8 +1,9 @@
-r"""The proof as a program: a random binary network is drawn, and masks are found in it that leave the target.
+r"""The proof as a program: draw a random binary network, and mask it to approximate the target.
 
-A layer $\sigma(W x)$ with $n$ outputs becomes $\sigma((\tilde M \odot U)^\top \sigma(\text{gain} \cdot (M \odot B) x))$, where
-$B \in \{-1, +1\}^{k \times d}$ and $U \in \{-1, +1\}^{k \times n}$ are random. The $k$ neurons are cut into $n \cdot s$ blocks. Block
-$(o, r)$ stands in for the $r$-th weight of row $o$, as lemma 1 has it.
+A layer $\sigma(W x)$ with $n$ outputs becomes
+$\sigma((\tilde M \odot U)^\top \sigma(\text{gain} \cdot (M \odot B) x))$ with random
+$B \in \{-1, +1\}^{k \times d}$ and $U \in \{-1, +1\}^{k \times n}$. Its $k$ neurons are divided
+into $n \cdot s$ blocks. Block $(o, r)$ approximates the $r$-th weight of row $o$, by lemma 1.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ __all__ = [
 
 
 class RandomNetwork:
-    """The random signs B and U of every layer, as a seed determines them: an entry exists whether or not it was looked at.
+    """The random signs B and U of every layer, which the seed determines.
 
-    The proof looks at one column of B and one of U in each block. So each column of a block is a stream of its own, and only those
-    are drawn that somebody asks for. A narrower network has the first neurons of each block.
+    In each block, the proof reads one column of B and one of U. So each column of a block has its
+    own random stream, and is drawn when it is first read. A narrower network has the first neurons
+    of each block.
+
+    Args:
+        seed: The seed.
     """
 
     def __init__(self, seed: int):
@@ -40,7 +45,18 @@ class RandomNetwork:
         self._drawn: dict[str, np.ndarray] = {}
 
     def column(self, layer: str, matrix: str, block: int, column: int, size: int) -> np.ndarray:
-        """One column of a block of `size` neurons, True where negative; `matrix` is B or U."""
+        """Draw one column of a block.
+
+        Args:
+            layer: The name of the layer.
+            matrix: `"B"` or `"U"`.
+            block: The number of the block.
+            column: The number of the column.
+            size: Neurons in the block.
+
+        Returns:
+            True where the sign is negative.
+        """
         name = f"{layer}.{matrix}{column}.block{block}"
         drawn = self._drawn.get(name)
         if drawn is None or len(drawn) < size:
@@ -50,47 +66,63 @@ class RandomNetwork:
     def whole(
         self, layer: str, shape: tuple[int, int], sparsity: int, width: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """B and U of one layer as matrices of ±1 (int8): for small sizes."""
+        """Draw B and U of one layer as int8 matrices of ±1, for small networks.
+
+        Args:
+            layer: The name of the layer.
+            shape: Outputs × inputs.
+            sparsity: The most weights in a row.
+            width: Neurons in the layer.
+
+        Returns:
+            B and U.
+        """
         outputs, inputs = shape
         blocks, size = outputs * min(sparsity, inputs), block_size(shape, sparsity, width)
-        sizes = [size] * blocks + [
-            width - blocks * size
-        ]  # the neurons left over form a block that is masked
-        parts = []
-        for matrix, columns in (("B", inputs), ("U", outputs)):
-            for block, rows in enumerate(sizes):
-                parts.append(
-                    np.stack(
-                        [
-                            self.column(layer, matrix, block, column, rows)
-                            for column in range(columns)
-                        ],
-                        axis=1,
-                    )
+        sizes = [size] * blocks + [width - blocks * size]  # the last block is masked
+
+        def draw(matrix: str, columns: int) -> np.ndarray:
+            parts = [
+                np.stack(
+                    [self.column(layer, matrix, block, column, rows) for column in range(columns)],
+                    axis=1,
                 )
-        return _as_numbers(np.concatenate(parts[: len(sizes)])), _as_numbers(
-            np.concatenate(parts[len(sizes) :])
-        )
+                for block, rows in enumerate(sizes)
+            ]
+            return _as_signs(np.concatenate(parts))
+
+        return draw("B", inputs), draw("U", outputs)
 
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    r"""What the masks of one layer keep. A surviving neuron has one entry in $M$ and one in $\tilde M$, so five numbers say all of it."""
+    r"""The masks of one layer. A surviving neuron has one entry in $M$ and one in $\tilde M$.
+
+    Attributes:
+        shape: Outputs × inputs.
+        gain: The factor inside the inner ReLU.
+        neurons: The survivors among the $k$ neurons.
+        inputs: The column of each survivor's entry in $M$.
+        outputs: The column of its entry in $\tilde M$.
+        inner: The sign of $B$ at its entry.
+        outer: The sign of $U$ at its entry.
+    """
 
     shape: tuple[int, int]
     gain: float
-    neurons: np.ndarray  # which of the k
-    inputs: np.ndarray  # the column of M's entry
-    outputs: np.ndarray  # the column of M̃'s entry
-    inner: np.ndarray  # B there, ±1
-    outer: np.ndarray  # U there, ±1
+    neurons: np.ndarray
+    inputs: np.ndarray
+    outputs: np.ndarray
+    inner: np.ndarray
+    outer: np.ndarray
 
     @property
     def nonzeros(self) -> int:
+        r"""$\lVert M \rVert_0 = \lVert \tilde M \rVert_0$."""
         return len(self.neurons)
 
     def dense(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        r"""$M$ and $\tilde M$ as matrices of booleans."""
+        r"""$M$ and $\tilde M$ as boolean matrices of `width` rows."""
         outputs, inputs = self.shape
         mask, outer_mask = np.zeros((width, inputs), bool), np.zeros((width, outputs), bool)
         mask[self.neurons, self.inputs] = True
@@ -99,9 +131,10 @@ class Masks:
 
     @cached_property
     def sums(self) -> np.ndarray:
-        r"""Sums of $U$ over the survivors with $B = +1$ and with $B = -1$, for every pair of output and input: 2 × n × d.
+        r"""Sums of $U$ over the survivors with $B = +1$ and with $B = -1$, of shape 2 × n × d.
 
-        $\sum_j u_j \sigma(\text{gain} \, b_j x_i)$ depends on nothing else, since each neuron sees one input.
+        They determine $\sum_j u_j \sigma(\text{gain} \, b_j x_i)$ for each pair of output and
+        input, since each neuron sees one input.
         """
         outputs, inputs = self.shape
         places = ((self.inner < 0) * outputs + self.outputs) * inputs + self.inputs
@@ -134,10 +167,19 @@ class Subnetwork:
 
 
 def layer_bounds(target: Target, epsilon: float, delta: float) -> list[Bound]:
-    r"""Lemma 3 for each layer, with $\varepsilon / 2\ell$, $\delta / \ell$, the layer's own outputs, and $\min(s, \text{inputs})$ for $s$.
+    r"""Apply lemma 3 to each layer, with $\varepsilon / 2\ell$ and $\delta / \ell$.
 
-    The widest is the theorem's $k$ where $s \le d$ and $s \le n$. For $s > n$, weights of up to $1/\sqrt n$, which the theorem allows
-    behind the first layer, break lemma 3's hypothesis of $1/\sqrt s$; with the minimum they don't.
+    $\min(s, \text{inputs})$ takes the place of $s$. The largest width is the theorem's $k$ if
+    $s \le d$ and $s \le n$. For $s > n$, the theorem allows weights up to $1/\sqrt n$ after the
+    first layer, which violate lemma 3's hypothesis of $1/\sqrt s$, but not that with the minimum.
+
+    Args:
+        target: The network.
+        epsilon: The largest error allowed.
+        delta: The largest probability of failure allowed.
+
+    Returns:
+        One bound per layer.
     """
     shares = epsilon / (2 * target.depth), delta / target.depth
     return [
@@ -149,9 +191,18 @@ def layer_bounds(target: Target, epsilon: float, delta: float) -> list[Bound]:
 def construct(
     target: Target, epsilon: float, delta: float, network: RandomNetwork, width: int | None = None
 ) -> Subnetwork | None:
-    """The proof's subnetwork of a random network, or None if a block has too few neurons of a kind: the probability is at most δ.
+    """Find the proof's subnetwork of a random network.
 
-    `width` is the number of random neurons in each layer; the least that the theorem asks for unless given.
+    Args:
+        target: The network to approximate.
+        epsilon: The largest error allowed.
+        delta: The largest probability of failure allowed.
+        network: The random network.
+        width: Neurons in each random layer; by default the fewest that the theorem allows.
+
+    Returns:
+        The subnetwork, or None if a block has too few neurons of one kind, which happens with a
+        probability of at most δ.
     """
     bounds = layer_bounds(target, epsilon, delta)
     width = max(bound.width for bound in bounds) if width is None else width
@@ -169,10 +220,23 @@ def construct(
 def find_masks(
     weight: np.ndarray, gain: float, sparsity: int, width: int, network: RandomNetwork, layer: str
 ) -> Masks | None:
-    r"""Lemma 1 in every block: $c = \lfloor |\alpha| / \text{gain} \rfloor$ neurons for either sign of the input, or None.
+    r"""Apply lemma 1 in every block.
 
-    Those with $u = +1$ and $B = \text{sgn}\,\alpha$ are sought in the first half of the block, those with $u = -1$ and
-    $B = -\text{sgn}\,\alpha$ in the second, as the proof does. Of several, the first are taken.
+    The masks keep $c = \lfloor |\alpha| / \text{gain} \rfloor$ neurons per sign. As in the proof,
+    neurons with $u = +1$ and $B = \text{sgn}\,\alpha$ come from the first half of the block, and
+    neurons with $u = -1$ and $B = -\text{sgn}\,\alpha$ from the second. The first ones of each are
+    kept.
+
+    Args:
+        weight: The weights of the layer, outputs × inputs.
+        gain: The factor inside the inner ReLU.
+        sparsity: The most weights in a row.
+        width: Neurons in the random layer.
+        network: The random network.
+        layer: The name of the layer.
+
+    Returns:
+        The masks, or None if a block has too few neurons.
     """
     outputs, inputs = weight.shape
     size = block_size((outputs, inputs), sparsity, width)
@@ -187,9 +251,9 @@ def find_masks(
             block = output * min(sparsity, inputs) + place
             inner = network.column(layer, "B", block, column, size)
             outer = network.column(layer, "U", block, output, size)
-            falling = weight[output, column] < 0
-            rising = np.flatnonzero(~outer[:half] & (inner[:half] == falling))[:count]
-            sinking = np.flatnonzero(outer[half:] & (inner[half:] != falling))[:count]
+            negative = weight[output, column] < 0
+            rising = np.flatnonzero(~outer[:half] & (inner[:half] == negative))[:count]
+            sinking = np.flatnonzero(outer[half:] & (inner[half:] != negative))[:count]
             if len(rising) < count or len(sinking) < count:
                 return None
             chosen = np.concatenate([rising, half + sinking])
@@ -204,20 +268,20 @@ def find_masks(
             )
     neurons, columns, rows, inner, outer = (np.concatenate(parts) for parts in zip(*kept))
     return Masks(
-        (outputs, inputs), gain, neurons, columns, rows, _as_numbers(inner), _as_numbers(outer)
+        (outputs, inputs), gain, neurons, columns, rows, _as_signs(inner), _as_signs(outer)
     )
 
 
 def block_size(shape: tuple[int, int], sparsity: int, width: int) -> int:
-    """How many of `width` neurons each block of a layer gets; `shape` is outputs × inputs."""
+    """The neurons in each block of a layer; `shape` is outputs × inputs."""
     outputs, inputs = shape
     return width // (outputs * min(sparsity, inputs))
 
 
 def neurons_of(weight: np.ndarray, gain: float) -> np.ndarray:
-    """How many neurons each weight needs on either side: the proof's c."""
+    """The number of neurons per sign that each weight needs: the proof's c."""
     return np.floor(np.abs(weight) / gain).astype(np.int64)
 
 
-def _as_numbers(negative: np.ndarray) -> np.ndarray:
+def _as_signs(negative: np.ndarray) -> np.ndarray:
     return 1 - 2 * negative.astype(np.int8)

@@ -1,4 +1,4 @@
-r"""The networks that the theorem speaks of: fully connected, ReLU between the layers, no biases, bounded weights.
+r"""The theorem's networks: fully connected, with ReLU, without biases, with bounded weights.
 
 $F(x) = W^{(\ell)} \sigma(W^{(\ell-1)} \cdots \sigma(W^{(1)} x))$ on $\lVert x \rVert_2 \le 1$.
 """
@@ -26,15 +26,20 @@ __all__ = [
     "spectral_norm",
 ]
 
-ROUNDING = 1e-9  # what float64 may add to a quantity that meets its bound with equality
+ROUNDING = 1e-9  # relative tolerance in float64 for quantities that equal their bounds
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    r"""A network that meets the hypotheses; `as_target` makes one.
+    r"""A network that meets the hypotheses; `as_target` creates one.
 
-    Of each layer, with $s$ the `sparsity`: at most $s$ weights in a row are not 0, none is above $1/\sqrt{\min(s, \text{inputs})}$, and
-    $\lVert W \rVert_2 \le 1$. That is what the proof uses. The theorem asks for more, $1/\sqrt n$ from the second layer on.
+    In each layer, a row has at most $s$ non-zero weights, no weight exceeds
+    $1/\sqrt{\min(s, \text{inputs})}$, and $\lVert W \rVert_2 \le 1$. The proof uses only this. The
+    theorem demands more: at most $1/\sqrt n$ from the second layer on.
+
+    Attributes:
+        weights: The weight matrices, outputs × inputs.
+        sparsity: $s$.
     """
 
     weights: tuple[np.ndarray, ...]
@@ -50,7 +55,7 @@ class Target:
 
     @property
     def width(self) -> int:
-        """The theorem's n: the most rows that a layer has. It is 1 for a single layer with one output."""
+        """The theorem's n: the most outputs of a layer, 1 for a single layer with one output."""
         return max(len(weight) for weight in self.weights)
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
@@ -63,9 +68,19 @@ class Target:
 def as_target(
     network: Target | nn.Sequential | Iterable[Any], sparsity: int | None = None
 ) -> Target:
-    """A network of your own: weight matrices (numpy or torch), first layer first, or an `nn.Sequential` of `Linear(bias=False)` and `ReLU`.
+    """Check that a network meets the hypotheses of the theorem.
 
-    `sparsity` is the most weights in a row, counted unless given. What does not meet the hypotheses raises `CannotConvert`.
+    Args:
+        network: Weight matrices (numpy or torch), first layer first, or an `nn.Sequential` of
+            `Linear(bias=False)` and `ReLU`.
+        sparsity: The most weights in a row; counted by default.
+
+    Returns:
+        The network as a target.
+
+    Raises:
+        BadConfig: `sparsity` is below 1.
+        CannotConvert: The network does not meet the hypotheses.
     """
     if isinstance(network, Target):
         if sparsity is not None and sparsity != network.sparsity:
@@ -84,9 +99,17 @@ def as_target(
 def scaled(
     network: nn.Sequential | Iterable[Any], sparsity: int | None = None
 ) -> tuple[Target, float]:
-    """The network with each layer divided by what brings it into the hypotheses, and the product of those divisors.
+    """Scale each layer down until the network meets the hypotheses.
 
-    ReLU networks without biases are positively homogeneous: the network itself is the product times the one returned.
+    ReLU networks without biases are positively homogeneous, so the network equals the returned
+    factor times the target.
+
+    Args:
+        network: Weight matrices or an `nn.Sequential`, as for `as_target`.
+        sparsity: The most weights in a row; counted by default.
+
+    Returns:
+        The target, and the product of the divisors.
     """
     weights = _matrices(network)
     allowed = sparsity or max(
@@ -103,10 +126,20 @@ def scaled(
 def random_target(
     depth: int, width: int, sparsity: int | None = None, inputs: int | None = None, seed: int = 0
 ) -> Target:
-    r"""Uniform weights within the theorem's hypotheses, one output.
+    r"""Draw a target with uniform weights and one output.
 
-    $|W^{(1)}| \le 1/\sqrt s$ and $|W^{(i)}| \le 1/\sqrt n$ behind it, `sparsity` weights in each row at random places, and each layer
-    divided by its spectral norm where that is above 1.
+    $|W^{(1)}| \le 1/\sqrt s$, and $|W^{(i)}| \le 1/\sqrt n$ in later layers. Each row has
+    `sparsity` weights at random places. A layer with a spectral norm above 1 is divided by it.
+
+    Args:
+        depth: Layers.
+        width: Neurons in each hidden layer.
+        sparsity: Weights in each row; rows are dense by default.
+        inputs: Inputs; `width` by default.
+        seed: The seed of the weights.
+
+    Returns:
+        The target.
     """
     shapes, sparsity = _shapes(depth, width, sparsity, inputs)
     weights = []
@@ -131,10 +164,21 @@ def random_target(
 def extreme_target(
     depth: int, width: int, sparsity: int | None = None, inputs: int | None = None, seed: int = 0
 ) -> Target:
-    r"""All weights as large as the theorem allows: it takes the most neurons. One output.
+    r"""Draw a target with the largest weights allowed and one output. It needs the most neurons.
 
-    Rows of Hadamard matrices of size $s$ with random signs, times $1/\sqrt s$ in the first layer and $1/\sqrt n$ behind it. They are
-    orthogonal, so that with $s = n$ every hypothesis holds with equality. Needs a power of two as sparsity.
+    The rows are those of Hadamard matrices of size $s$ with random signs, times $1/\sqrt s$ in the
+    first layer and $1/\sqrt n$ in later ones. They are orthogonal, so for $s = n$ every hypothesis
+    holds with equality.
+
+    Args:
+        depth: Layers.
+        width: Neurons in each hidden layer.
+        sparsity: Weights in each row, a power of two; rows are dense by default.
+        inputs: Inputs; `width` by default.
+        seed: The seed of the signs.
+
+    Returns:
+        The target.
     """
     shapes, sparsity = _shapes(depth, width, sparsity, inputs)
     weights = []
@@ -142,15 +186,15 @@ def extreme_target(
         size = min(sparsity, columns)
         if size & (size - 1):
             raise BadConfig(
-                f"{size} weights in a row: the extreme target is made of Hadamard matrices of that size, which should be a power of two."
+                f"{size} weights in a row: the extreme target consists of Hadamard matrices of "
+                f"that size, which should be a power of two."
             )
         hadamard = np.ones((1, 1))
         while len(hadamard) < size:
             hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
         values = np.zeros((rows, columns))
-        for row in range(
-            min(rows, columns // size * size)
-        ):  # more rows than that can't be orthogonal, and stay 0
+        orthogonal = columns // size * size  # any further rows stay 0
+        for row in range(min(rows, orthogonal)):
             values[row, row // size * size :][:size] = hadamard[row % size]
         values *= 1.0 - 2.0 * signs(seed, f"theory.target{number}.columns", columns)
         weights.append(values / math.sqrt(sparsity if number == 1 else columns))
@@ -163,13 +207,14 @@ def spectral_norm(weight: np.ndarray) -> float:
 
 
 def _largest(weight: np.ndarray, sparsity: int) -> float:
+    """The largest weight that the hypotheses allow."""
     return 1 / math.sqrt(min(sparsity, weight.shape[1]))
 
 
 def _shapes(
     depth: int, width: int, sparsity: int | None, inputs: int | None
 ) -> tuple[list[tuple[int, int]], int]:
-    """Rows and columns of each layer, and the sparsity: dense rows unless given. There are `width` inputs unless given."""
+    """The shape of each layer, and the sparsity. Defaults are `width` inputs and dense rows."""
     inputs = width if inputs is None else inputs
     widest = inputs if depth == 1 else max(inputs, width)
     sparsity = widest if sparsity is None else sparsity
@@ -190,10 +235,10 @@ def _shapes(
 
 
 def _matrices(network: nn.Sequential | Iterable[Any]) -> list[np.ndarray]:
-    """The weights in float64, checked for all that needs no sparsity."""
+    """The weights in float64, after all checks that do not depend on the sparsity."""
     given = _linears(network) if isinstance(network, nn.Module) else list(network)
     if not given:
-        raise CannotConvert("The network has no layer: at least one weight matrix is needed.")
+        raise CannotConvert("The network has no layers; at least one weight matrix is needed.")
     weights: list[np.ndarray] = []
     for number, one in enumerate(given, 1):
         try:
@@ -207,17 +252,18 @@ def _matrices(network: nn.Sequential | Iterable[Any]) -> list[np.ndarray]:
             ) from None
         if weight.ndim != 2 or not weight.size:
             raise CannotConvert(
-                f"layer {number}: a matrix of outputs × inputs is needed, this one has the shape {weight.shape}; "
-                f"a single layer is passed as [weight]."
+                f"layer {number}: a matrix of outputs × inputs is needed, but this one has the "
+                f"shape {weight.shape}; pass a single layer as [weight]."
             )
         if not np.isfinite(weight).all():
+            count = int((~np.isfinite(weight)).sum())
             raise CannotConvert(
-                f"layer {number}: its weights should be finite, {int((~np.isfinite(weight)).sum())} are not."
+                f"layer {number}: its weights should be finite, but {count} are not."
             )
         if weights and weight.shape[1] != len(weights[-1]):
             raise CannotConvert(
-                f"layer {number}: it takes {weight.shape[1]} inputs, the layer before it gives {len(weights[-1])}; "
-                f"weights are outputs × inputs, so transpose those that are not."
+                f"layer {number}: it takes {weight.shape[1]} inputs, but the layer before it has "
+                f"{len(weights[-1])} outputs; transpose matrices that are inputs × outputs."
             )
         weights.append(weight)
     return weights
@@ -227,24 +273,28 @@ def _linears(network: nn.Module) -> list[Tensor]:
     """The weights of Linear, ReLU, Linear, ..., Linear."""
     if not isinstance(network, nn.Sequential):
         raise CannotConvert(
-            f"{type(network).__name__}: an nn.Sequential of Linear(bias=False) and ReLU is needed; or pass the weights as a list."
+            f"{type(network).__name__}: an nn.Sequential of Linear(bias=False) and ReLU is needed, "
+            f"or a list of weights."
         )
     weights: list[Tensor] = []
     for place, (name, module) in enumerate(network.named_children()):
-        wanted = nn.Linear if place % 2 == 0 else nn.ReLU
-        if not isinstance(module, wanted):
+        expected = nn.Linear if place % 2 == 0 else nn.ReLU
+        if not isinstance(module, expected):
             raise CannotConvert(
-                f"layer {name!r}: {wanted.__name__} is expected there, {type(module).__name__} came; the theorem knows no other."
+                f"layer {name!r}: should be {expected.__name__}, not {type(module).__name__}; "
+                f"the theorem's networks alternate Linear and ReLU."
             )
         if isinstance(module, nn.Linear):
             if module.bias is not None:
                 raise CannotConvert(
-                    f"layer {name!r}: it has a bias, which the theorem's networks have not; build it with bias=False."
+                    f"layer {name!r}: the theorem's networks have no biases; "
+                    f"build it with bias=False."
                 )
             weights.append(module.weight)
     if weights and len(network) % 2 == 0:
         raise CannotConvert(
-            "The network ends with ReLU; the theorem's networks end with Linear: leave the last ReLU out."
+            "The network ends with ReLU, but the theorem's networks end with Linear; "
+            "leave out the last ReLU."
         )
     return weights
 
@@ -253,18 +303,19 @@ def _check_layer(number: int, weight: np.ndarray, sparsity: int) -> None:
     counts = np.count_nonzero(weight, axis=1)
     if counts.max() > sparsity:
         raise CannotConvert(
-            f"layer {number}: row {int(counts.argmax())} has {counts.max()} weights, sparsity={sparsity} allows that many at most; "
-            f"raise it to {counts.max()}."
+            f"layer {number}: row {int(counts.argmax())} has {counts.max()} weights, but "
+            f"sparsity={sparsity} allows {sparsity}; raise it to {counts.max()}."
         )
-    largest, found = _largest(weight, sparsity), float(np.abs(weight).max())
-    if found > largest * (1 + ROUNDING):
+    allowed, largest = _largest(weight, sparsity), float(np.abs(weight).max())
+    if largest > allowed * (1 + ROUNDING):
         raise CannotConvert(
-            f"layer {number}: its largest weight is {found:.6g}, at most 1/√{min(sparsity, weight.shape[1])} = {largest:.6g} is allowed; "
-            f"divide the layer by {found / largest:.6g}, or let theory.scaled do it."
+            f"layer {number}: its largest weight is {largest:.6g}, but at most "
+            f"1/√{min(sparsity, weight.shape[1])} = {allowed:.6g} is allowed; "
+            f"divide the layer by {largest / allowed:.6g}, or let theory.scaled do it."
         )
     norm = spectral_norm(weight)
     if norm > 1 + ROUNDING:
         raise CannotConvert(
-            f"layer {number}: its spectral norm is {norm:.6g}, at most 1 is allowed; "
+            f"layer {number}: its spectral norm is {norm:.6g}, but at most 1 is allowed; "
             f"divide the layer by {norm:.6g}, or let theory.scaled do it."
         )
