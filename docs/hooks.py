@@ -21,7 +21,10 @@ def on_config(config: Any) -> Any:
     """The recipes' pages in the navigation, where it says `recipes/`."""
     from mptify.recipe_files import recipe_names
 
-    pages: list[Any] = ["recipes/index.md", *({name: f"recipes/{name}.md"} for name in recipe_names())]
+    pages: list[Any] = [
+        "recipes/index.md",
+        *({name: f"recipes/{name}.md"} for name in recipe_names()),
+    ]
     for section in config.nav:
         for inner in section.values():
             for number, entry in enumerate(inner if isinstance(inner, list) else ()):
@@ -47,7 +50,12 @@ def on_page_content(content: str, **_: Any) -> str:
     def formula(found: re.Match[str]) -> str:
         return convert(html.unescape(found[2]), display="block" if found[1] == "div" else "inline")
 
-    return re.sub(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', formula, content, flags=re.DOTALL)
+    return re.sub(
+        r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
+        formula,
+        content,
+        flags=re.DOTALL,
+    )
 
 
 # -- the command line ---------------------------------------------------------------------------------------------------------------
@@ -57,11 +65,16 @@ def command_line() -> str:
     """All commands, with their arguments and options, as `--help` has them."""
     from mptify.cli import app
 
-    parts = ["# The command line\n\nMade from the program. `mptify COMMAND --help` says the same.\n"]
+    parts = [
+        "# The command line\n\nMade from the program. `mptify COMMAND --help` says the same.\n"
+    ]
     parts += [_command(f"mptify {one.name}", one.callback, 2) for one in app.registered_commands]
     for group in app.registered_groups:
         parts.append(f"## mptify {group.name}\n\n{_prose(group.typer_instance.info.help or '')}\n")
-        parts += [_command(f"mptify {group.name} {one.name}", one.callback, 3) for one in group.typer_instance.registered_commands]
+        parts += [
+            _command(f"mptify {group.name} {one.name}", one.callback, 3)
+            for one in group.typer_instance.registered_commands
+        ]
     return "\n".join(parts)
 
 
@@ -72,11 +85,30 @@ def _command(title: str, function: Any, level: int) -> str:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         kind, info = get_args(parameter.annotation)
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
-        shown.append((isinstance(info, ArgumentInfo), _shown(name, kind, info, default), info.help or "", default))
-    usage = " ".join([title, *(text for is_argument, text, *_ in shown if is_argument), "[OPTIONS]"])
-    lines = ["#" * level + f" {title}", "", f"```\n{usage}\n```", "", _prose(inspect.getdoc(function) or ""), ""]
+        shown.append(
+            (
+                isinstance(info, ArgumentInfo),
+                _shown(name, kind, info, default),
+                info.help or "",
+                default,
+            )
+        )
+    usage = " ".join(
+        [title, *(text for is_argument, text, *_ in shown if is_argument), "[OPTIONS]"]
+    )
+    lines = [
+        "#" * level + f" {title}",
+        "",
+        f"```\n{usage}\n```",
+        "",
+        _prose(inspect.getdoc(function) or ""),
+        "",
+    ]
     lines += ["| | what it is | default |", "| --- | --- | --- |"]
-    lines += [f"| `{_cell(text)}` | {_cell(told)} | {_default(default)} |" for _, text, told, default in shown]
+    lines += [
+        f"| `{_cell(text)}` | {_cell(told)} | {_default(default)} |"
+        for _, text, told, default in shown
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -87,11 +119,15 @@ def _shown(name: str, kind: Any, info: Any, default: Any) -> str:
     if isinstance(info, ArgumentInfo):
         return info.metavar or name.upper()
     kinds = [one for one in get_args(kind) if one is not type(None)] or [kind]
-    given = ", ".join(one for one in (info.default, *(info.param_decls or ())) if isinstance(one, str))  # the first is taken for a default
+    given = ", ".join(
+        one for one in (info.default, *(info.param_decls or ())) if isinstance(one, str)
+    )  # the first is taken for a default
     plain = name.replace("_", "-")
     if bool in kinds:
         return given or (f"--{plain}" if default is False else f"--{plain}/--no-{plain}")
-    takes = info.metavar or {"int": "NUMBER", "float": "NUMBER", "Path": "PATH"}.get(getattr(kinds[0], "__name__", ""), "TEXT")
+    takes = info.metavar or {"int": "NUMBER", "float": "NUMBER", "Path": "PATH"}.get(
+        getattr(kinds[0], "__name__", ""), "TEXT"
+    )
     return f"{given or '--' + plain} {takes}"
 
 
@@ -129,7 +165,9 @@ def recipe_list() -> str:
             ", ".join(about.get("reproduces", ())) or about.get("what", ""), str(about.get("top1") or ""),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "Sweeps run many of them: [`mptify sweep`](../results.md#sweeps).", ""])
+    return "\n".join(
+        [*lines, "", "Sweeps run many of them: [`mptify sweep`](../results.md#sweeps).", ""]
+    )
 
 
 def recipe_page(name: str) -> str:
@@ -139,15 +177,28 @@ def recipe_page(name: str) -> str:
     from mptify.recipe_files import find_recipe, recipe_text
 
     told = recipe_info(name, make_recipe(*find_recipe(name)))
-    about, measured = told["about"], yaml.safe_load((HERE / "data/measured.yaml").read_text()).get(name)
+    about, measured = (
+        told["about"],
+        yaml.safe_load((HERE / "data/measured.yaml").read_text()).get(name),
+    )
     budget = about.get("budget", {})
-    ours = f"{measured['top1']} ({measured['compute']}; [more](../{measured['where']}))" if measured else "not run in full: it needs a GPU"
+    ours = (
+        f"{measured['top1']} ({measured['compute']}; [more](../{measured['where']}))"
+        if measured
+        else "not run in full: it needs a GPU"
+    )
     facts = {
-        "reproduces": ", ".join(about.get("reproduces", ())) + (f": {about['row']}" if "row" in about else "") or about.get("what"),
-        "the paper's top-1": about.get("top1") or "drawn, not printed" if "reproduces" in about else None,
+        "reproduces": ", ".join(about.get("reproduces", ()))
+        + (f": {about['row']}" if "row" in about else "")
+        or about.get("what"),
+        "the paper's top-1": about.get("top1") or "drawn, not printed"
+        if "reproduces" in about
+        else None,
         "parameters, as printed": about.get("parameters"),
         "settings": about.get("settings"),
-        "budget": f"{budget['epochs']} epochs of {budget['images']:,} images, {budget['steps']:,} steps" if budget else None,
+        "budget": f"{budget['epochs']} epochs of {budget['images']:,} images, {budget['steps']:,} steps"
+        if budget
+        else None,
         "measured by us": ours,
         "note": about.get("note"),
     }

@@ -32,7 +32,9 @@ def _imports_are_no_garbage():
 def process_group(tmp_path_factory):
     """A group of one process, which is what DistributedDataParallel needs to run at all."""
     meeting = tmp_path_factory.mktemp("group") / "meeting"
-    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=0, world_size=1
+    )
     yield
     torch.distributed.destroy_process_group()
 

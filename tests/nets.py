@@ -14,8 +14,18 @@ class Plain(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.features = nn.Sequential(conv(3, 8), nn.ReLU(), nn.MaxPool2d(2), conv(8, 16), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
-        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(16 * 16, 32), nn.ReLU(inplace=True), nn.Linear(32, 10))
+        self.features = nn.Sequential(
+            conv(3, 8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            conv(8, 16),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.classifier = nn.Sequential(
+            nn.Flatten(), nn.Linear(16 * 16, 32), nn.ReLU(inplace=True), nn.Linear(32, 10)
+        )
 
     def forward(self, x):
         return self.classifier(self.features(x))

@@ -38,30 +38,42 @@ def _alexnet():
 
 def _vgg():
     model = torchvision.models.vgg11_bn(num_classes=10, init_weights=False)
-    model.classifier[0], model.classifier[3] = torch.nn.Linear(512 * 7 * 7, 64), torch.nn.Linear(64, 64)
+    model.classifier[0], model.classifier[3] = (
+        torch.nn.Linear(512 * 7 * 7, 64),
+        torch.nn.Linear(64, 64),
+    )
     model.classifier[6] = torch.nn.Linear(64, 10)
     return model
 
 
 def _clips(conv, conv_first=None, stem=video.resnet.BasicStem):
     """A video ResNet with one block per stage."""
-    return video.resnet.VideoResNet(video.resnet.BasicBlock, [conv_first or conv, conv, conv, conv], [1, 1, 1, 1], stem)
+    return video.resnet.VideoResNet(
+        video.resnet.BasicBlock, [conv_first or conv, conv, conv, conv], [1, 1, 1, 1], stem
+    )
 
 
 def _fcn():
-    return segmentation.fcn._fcn_resnet(_resnet(replace_stride_with_dilation=[False, True, True]), 21, None)
+    return segmentation.fcn._fcn_resnet(
+        _resnet(replace_stride_with_dilation=[False, True, True]), 21, None
+    )
 
 
 def _s3d():
     model = video.S3D()
-    model.avgpool = torch.nn.AvgPool3d((2, 2, 2))  # as many positions as 64 pixels leave, where 224 leave 7 by 7
+    model.avgpool = torch.nn.AvgPool3d(
+        (2, 2, 2)
+    )  # as many positions as 64 pixels leave, where 224 leave 7 by 7
     return model
 
 
 def _box_head(classes):
     """With 64 features for 1,024."""
     heads = detection.faster_rcnn
-    return {"box_head": heads.TwoMLPHead(256 * 7 * 7, 64), "box_predictor": heads.FastRCNNPredictor(64, classes)}
+    return {
+        "box_head": heads.TwoMLPHead(256 * 7 * 7, 64),
+        "box_predictor": heads.FastRCNNPredictor(64, classes),
+    }
 
 
 def _mask_predictor():
@@ -70,22 +82,34 @@ def _mask_predictor():
 
 def _keypoint_head():
     heads = detection.keypoint_rcnn
-    return {"keypoint_head": heads.KeypointRCNNHeads(256, (64, 64)), "keypoint_predictor": heads.KeypointRCNNPredictor(64, 17)}
+    return {
+        "keypoint_head": heads.KeypointRCNNHeads(256, (64, 64)),
+        "keypoint_predictor": heads.KeypointRCNNPredictor(64, 17),
+    }
 
 
-_FEW = {"rpn_post_nms_top_n_train": 20, "rpn_post_nms_top_n_test": 20, "box_batch_size_per_image": 8, "box_detections_per_img": 4}
+_FEW = {
+    "rpn_post_nms_top_n_train": 20,
+    "rpn_post_nms_top_n_test": 20,
+    "box_batch_size_per_image": 8,
+    "box_detections_per_img": 4,
+}
 _SMALL = {"min_size": 96, "max_size": 192}
 
 
 def _convnext():
     sizes = (96, 192, 384, 768)
     config = torchvision.models.convnext.CNBlockConfig
-    return torchvision.models.ConvNeXt([config(one, two, 1) for one, two in zip(sizes, (*sizes[1:], None), strict=True)])
+    return torchvision.models.ConvNeXt(
+        [config(one, two, 1) for one, two in zip(sizes, (*sizes[1:], None), strict=True)]
+    )
 
 
 def _mvit():
     """Three blocks of MViT v1, of which the second halves the image."""
-    options = dict.fromkeys(("residual_pool", "residual_with_cls_embed", "rel_pos_embed", "proj_after_attn"), False)
+    options = dict.fromkeys(
+        ("residual_pool", "residual_with_cls_embed", "rel_pos_embed", "proj_after_attn"), False
+    )
     config = video.mvit.MSBlockConfig
     blocks = [
         config(1, 32, 64, [], [3, 3, 3], [], [1, 4, 4]),
@@ -97,9 +121,14 @@ def _mvit():
 
 def _ssd():
     """With one layer for each two or three of VGG-16's, and few channels where there are many pixels; it needs 300 of them."""
-    vgg = torchvision.models.VGG(torchvision.models.vgg.make_layers([16, "M", 32, "M", 64, "M", 512, "M", 512, "M"]), init_weights=False)
+    vgg = torchvision.models.VGG(
+        torchvision.models.vgg.make_layers([16, "M", 32, "M", 64, "M", 512, "M", 512, "M"]),
+        init_weights=False,
+    )
     backbone = detection.ssd._vgg_extractor(vgg, highres=False, trainable_layers=5)
-    anchors = detection.anchor_utils.DefaultBoxGenerator([[2], [2, 3], [2, 3], [2, 3], [2], [2]], steps=[8, 16, 32, 64, 100, 300])
+    anchors = detection.anchor_utils.DefaultBoxGenerator(
+        [[2], [2, 3], [2, 3], [2, 3], [2], [2]], steps=[8, 16, 32, 64, 100, 300]
+    )
     return detection.ssd.SSD(backbone, anchors, (300, 300), num_classes=10)
 
 
@@ -170,7 +199,9 @@ TORCHVISION = {
     "quantized_shufflenet_v2_x0_5": None,
 }  # fmt: skip
 
-ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [Entry("timm", name) for name in FAMILIES]
+ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [
+    Entry("timm", name) for name in FAMILIES
+]
 # Those that take torch six seconds or more to compile and export, which `pytest -m sweep` does.
 SLOW_TO_COMPILE = {
     "coat_tiny", "cpubone_nano", "crossvit_tiny_240", "csatv2", "davit_tiny", "deeplabv3_mobilenet_v3_large", "dla46x_c", "dpn48b",
@@ -196,7 +227,13 @@ def _clip(*shape):
 
 
 _CLIP = _clip(8, 32, 32)
-_INPUTS = {"mvit_v1_b": _CLIP, "r3d_18": _CLIP, "mc3_18": _CLIP, "r2plus1d_18": _CLIP, "s3d": _clip(16, 64, 64)}
+_INPUTS = {
+    "mvit_v1_b": _CLIP,
+    "r3d_18": _CLIP,
+    "mc3_18": _CLIP,
+    "r2plus1d_18": _CLIP,
+    "s3d": _clip(16, 64, 64),
+}
 _SIZES = {  # where 64 pixels, or a detector's 96, are too few; None: only at the size that it was made for
     ("torchvision", "inception_v3"): 128,
     ("torchvision", "quantized_inception_v3"): 96,
@@ -215,12 +252,16 @@ def build(entry, device="cpu"):
     if device == "meta":
         return _build(entry, None, "cpu" if _needs_a_device(entry) else device)
     torch.manual_seed(0)
-    detector = entry.source == "torchvision" and registry.torchvision_kind(entry.name) == "detection"
+    detector = (
+        entry.source == "torchvision" and registry.torchvision_kind(entry.name) == "detection"
+    )
     size = _SIZES.get((entry.source, entry.name), 96 if detector else 64)
     model = _build(entry, size, device)
     if entry.name not in _WHOLE:
         _thin_(model, -1 if entry.name == "pnasnet5large" else 0)
-    return model, _INPUTS[entry.name] if entry.name in _INPUTS else registry.example_inputs(entry, model, size)
+    return model, _INPUTS[entry.name] if entry.name in _INPUTS else registry.example_inputs(
+        entry, model, size
+    )
 
 
 class Passed(torch.nn.Module):
@@ -239,17 +280,24 @@ def _thin_(model, which):
     for part in model.modules():
         last = None
         for name, child in list(part._modules.items()):
-            shapes = (type(child), [(key, value.shape) for key, value in child.state_dict().items()])
+            shapes = (
+                type(child),
+                [(key, value.shape) for key, value in child.state_dict().items()],
+            )
             if shapes == last and shapes[1]:
                 if isinstance(part, torch.nn.Sequential):
                     del part._modules[name]
-                elif sum(len(shape) > 1 for _, shape in shapes[1]) > 1:  # a block, not one of several like layers
+                elif (
+                    sum(len(shape) > 1 for _, shape in shapes[1]) > 1
+                ):  # a block, not one of several like layers
                     part._modules[name] = Passed(which)
             last = shapes
 
 
 def _needs_a_device(entry):
-    return entry.source == "torchvision" and (entry.name.startswith("regnet") or registry.torchvision_kind(entry.name) == "detection")
+    return entry.source == "torchvision" and (
+        entry.name.startswith("regnet") or registry.torchvision_kind(entry.name) == "detection"
+    )
 
 
 def _build(entry, size, device):
@@ -260,7 +308,9 @@ def _build(entry, size, device):
         if small is not None:
             return small()
         if not options:
-            return registry.build(entry, num_classes=None if device == "meta" else 10, input_size=size)
+            return registry.build(
+                entry, num_classes=None if device == "meta" else 10, input_size=size
+            )
         import timm
 
         sized = {"img_size": size} if size else {}

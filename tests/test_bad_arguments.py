@@ -62,7 +62,9 @@ CALLS = {
     "transform: nothing to convert": lambda: mptify.transform(nn.ReLU()),
     "transform: overrides that are no mapping": lambda: transformed(prune_overrides=[0.5]),
     "transform: an override of nothing": lambda: transformed(prune_overrides={"nothing": 0.5}),
-    "transform: overrides, globally": lambda: transformed(scope="global", prune_overrides={"*": 0.5}),
+    "transform: overrides, globally": lambda: transformed(
+        scope="global", prune_overrides={"*": 0.5}
+    ),
     "transform: bn of a binary network": lambda: transformed(bits="1/1", bn="insert"),
     "transform: a negative seed": lambda: transformed(seed=-1),
     "transform: a seed that is too large": lambda: transformed(seed=2**64),

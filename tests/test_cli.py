@@ -14,7 +14,9 @@ import mptify
 from mptify.cli import app
 from mptify.models import conv2
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 
 
 def run(*arguments):
@@ -22,7 +24,9 @@ def run(*arguments):
 
 
 def shell(*arguments, **options):
-    return subprocess.run([sys.executable, "-m", "mptify", *arguments], capture_output=True, text=True, **options)
+    return subprocess.run(
+        [sys.executable, "-m", "mptify", *arguments], capture_output=True, text=True, **options
+    )
 
 
 def test_convert_prints_every_layer_and_the_totals():
@@ -36,7 +40,17 @@ def test_convert_prints_every_layer_and_the_totals():
 
 
 def test_convert_speaks_json():
-    result = run("convert", "timm:resnet10t", "--json", "--num-classes", "7", "--in-chans", "1", "--exclude", "fc")
+    result = run(
+        "convert",
+        "timm:resnet10t",
+        "--json",
+        "--num-classes",
+        "7",
+        "--in-chans",
+        "1",
+        "--exclude",
+        "fc",
+    )
     report = json.loads(result.stdout)
     assert report["model"] == "timm:resnet10t"
     assert report["layers"][0]["shape"][1] == 1
@@ -62,7 +76,10 @@ def test_convert_draws_a_picture(tmp_path):
         (["hub:resnet18"], "'hub' is not a source of models"),
         (["resnet18", "--prune", "1.5"], "prune=1.5: should be less than 1"),
         (["resnet18", "--bits", "2/2"], "bits='2/2'"),
-        (["resnet18", "--exclude", "layer9*"], "exclude='layer9*' matches no layer of this model; it has layer"),
+        (
+            ["resnet18", "--exclude", "layer9*"],
+            "exclude='layer9*' matches no layer of this model; it has layer",
+        ),
         (["resnet18", "--num-classes", "0"], "num_classes=0: at least 1 is needed"),
         (["resnet18", "--graph", "/nowhere/at/all.svg"], "the folder /nowhere/at does not exist"),
         (["resnet18", "--prune-overrides", "layer1"], "write PATTERN=VALUE"),
@@ -88,20 +105,36 @@ def test_the_sentence_goes_to_stderr_with_exit_code_1_and_leaves_nothing(tmp_pat
 def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path):
     result = run("convert", "resnet18", "--graph", str(tmp_path))
     assert "is a folder" in str(result.exception)
-    result = run("zoo", "--filter", "torchvision:alexnet", "--rows", str(tmp_path / "rows.jsonl"), "--table", "/nowhere/table.md")
+    result = run(
+        "zoo",
+        "--filter",
+        "torchvision:alexnet",
+        "--rows",
+        str(tmp_path / "rows.jsonl"),
+        "--table",
+        "/nowhere/table.md",
+    )
     assert "the folder /nowhere does not exist" in str(result.exception)
     assert not (tmp_path / "rows.jsonl").exists()
 
 
 def test_output_can_be_cut_by_a_pipe():
-    result = subprocess.run(f"{sys.executable} -m mptify zoo --list | head -n 1", shell=True, capture_output=True, text=True)
+    result = subprocess.run(
+        f"{sys.executable} -m mptify zoo --list | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
     assert result.stdout == "torchvision:alexnet\n"
     assert "Traceback" not in result.stderr
 
 
 def test_importing_mptify_imports_neither_timm_nor_accelerate():
     code = "import mptify, sys; print([m for m in ('timm', 'accelerate', 'torchvision') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "[]\n"
+    )
 
 
 @pytest.mark.long
@@ -115,7 +148,9 @@ def test_the_zoo_sweeps_goes_on_and_writes_its_table(tmp_path):
     second = shell("zoo", "--filter", "timm:test_vit[23]", *options)
     assert second.returncode == 0, second.stderr
     assert "test_vit2:" not in second.stdout
-    assert "2 of 2 convert in both modes, 2 pass every check, 2 were run; 100.0000 %" in second.stdout
+    assert (
+        "2 of 2 convert in both modes, 2 pass every check, 2 were run; 100.0000 %" in second.stdout
+    )
     assert "| timm:test_vit3 |" in table.read_text()
 
 
@@ -155,7 +190,18 @@ def test_h_is_help_for_every_command(path):
 
 
 def test_the_bench_measures_ratios():
-    result = run("bench", "surgery", "--rounds", "1", "--batch", "2", "--no-commands", "--json", "--threads", "1")
+    result = run(
+        "bench",
+        "surgery",
+        "--rounds",
+        "1",
+        "--batch",
+        "2",
+        "--no-commands",
+        "--json",
+        "--threads",
+        "1",
+    )
     figures = json.loads(result.stdout)
     assert [step["bits"] for step in figures["steps"]] == ["1/32", "1/1"]
     assert all(step["ratio"] > 0 for step in figures["steps"])

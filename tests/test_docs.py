@@ -29,10 +29,16 @@ def test_every_command_and_option_is_in_the_reference(hooks):
     for group in app.registered_groups:
         for command in group.typer_instance.registered_commands:
             assert f"### mptify {group.name} {command.name}\n" in page
-    assert "| `--set KEY=VALUE` | Change any setting: lr=0.05, ticket.seed=1, data.flip=true. May be repeated. |" in page
+    assert (
+        "| `--set KEY=VALUE` | Change any setting: lr=0.05, ticket.seed=1, data.flip=true. May be repeated. |"
+        in page
+    )
     assert "| `--baseline/--no-baseline` |" in page
     assert "| `--resume` |" in page
-    assert "| `--prune NUMBER` | The fraction of weights removed (the paper's P), at least 0 and below 1. | `0.8` |" in page
+    assert (
+        "| `--prune NUMBER` | The fraction of weights removed (the paper's P), at least 0 and below 1. | `0.8` |"
+        in page
+    )
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -45,7 +51,9 @@ def test_a_recipes_page_says_what_it_reproduces_and_how_to_run_it(name, hooks):
         assert place in page
     if about.get("top1"):
         assert f"| the paper's top-1 | {about['top1']} |" in page
-    assert ("not run in full" in page) != (name in yaml.safe_load((ROOT / "docs/data/measured.yaml").read_text()))
+    assert ("not run in full" in page) != (
+        name in yaml.safe_load((ROOT / "docs/data/measured.yaml").read_text())
+    )
 
 
 def test_what_was_measured_belongs_to_recipes_and_is_where_it_says():
@@ -56,7 +64,9 @@ def test_what_was_measured_belongs_to_recipes_and_is_where_it_says():
 
 
 def test_formulas_become_mathml(hooks):
-    made = hooks.on_page_content(r'<p>a <span class="arithmatex">\(\alpha &lt; 1\)</span> b <div class="arithmatex">\[x^2\]</div></p>')
+    made = hooks.on_page_content(
+        r'<p>a <span class="arithmatex">\(\alpha &lt; 1\)</span> b <div class="arithmatex">\[x^2\]</div></p>'
+    )
     assert "arithmatex" not in made
     assert made.count("<math") == 2
     assert "α" in html.unescape(made)

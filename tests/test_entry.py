@@ -13,8 +13,26 @@ ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 (SCRIPT,) = re.findall(r"^mptify = \"(.+)\"$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
-IMPORTS = ["typer", "mptify.cli.search", "mptify.recipe_files", "pydantic", "numpy", "torch", "torch.nn", "mptify.surgery", "yaml"]
-PRINTING = ["recipes", "recipes digits", "--version", "--help", "search -h", "convert mptify:conv2 --json", "zoo --list"]
+IMPORTS = [
+    "typer",
+    "mptify.cli.search",
+    "mptify.recipe_files",
+    "pydantic",
+    "numpy",
+    "torch",
+    "torch.nn",
+    "mptify.surgery",
+    "yaml",
+]
+PRINTING = [
+    "recipes",
+    "recipes digits",
+    "--version",
+    "--help",
+    "search -h",
+    "convert mptify:conv2 --json",
+    "zoo --list",
+]
 SEARCH = "search --no-baseline --set epochs=1 --set data.train_images=100 --threads 1"
 INTERRUPTED = """
 import os, runpy, signal, sys
@@ -49,7 +67,9 @@ def test_ctrl_c_during_imports_is_one_line(at, how, tmp_path):
 
 def test_the_program_begins_without_torch():
     code = "import mptify, mptify.__main__, mptify.cli, sys; print([m for m in ('torch', 'numpy', 'timm') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT
+    )
     assert found.stdout == "[]\n", found.stderr
 
 
@@ -62,7 +82,9 @@ def test_every_public_name_is_there_and_no_other():
         "try: mptify.nothing\n"
         "except AttributeError as error: print(error)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT
+    )
     assert found.stdout == "module 'mptify' has no attribute 'nothing'\n", found.stderr
 
 
@@ -71,7 +93,9 @@ def test_every_public_name_is_there_and_no_other():
 
 def shell(command, cwd, **options):
     command = command.replace("mptify", f"{sys.executable} -m mptify", 1)
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=ENVIRONMENT, cwd=cwd, **options)
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=ENVIRONMENT, cwd=cwd, **options
+    )
 
 
 @pytest.mark.long

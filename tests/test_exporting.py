@@ -14,7 +14,9 @@ from mptify.export import export, target
 from mptify.models import registry
 from tests.nets import Plain
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 
 QUICK = ["mptify:conv2", "timm:test_vit", "timm:test_efficientnet"]
 SWEEP = [
@@ -39,7 +41,9 @@ def ticket_file(name, bits, path, **settings):
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEEP)])
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEEP)]
+)
 def test_onnxruntime_computes_what_the_ticket_does(name, bits, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     file = ticket_file(name, bits, tmp_path / "a.ticket")
@@ -47,7 +51,10 @@ def test_onnxruntime_computes_what_the_ticket_does(name, bits, tmp_path):
     assert made.size == made.path.stat().st_size
     session = onnxruntime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
     given = session.get_inputs()[0]
-    images = torch.randint(-24, 25, (5, *given.shape[1:]), generator=torch.Generator().manual_seed(1)) / 8  # sums are exact
+    images = (
+        torch.randint(-24, 25, (5, *given.shape[1:]), generator=torch.Generator().manual_seed(1))
+        / 8
+    )  # sums are exact
     with torch.no_grad():
         expected = mptify.load(file)(images)
     found = torch.from_numpy(session.run(None, {given.name: images.numpy()})[0])
@@ -59,7 +66,11 @@ def test_a_dense_network_loads_it_without_mptify(name, tmp_path):
     file = ticket_file(name, "1/32", tmp_path / "a.ticket")
     assert export(file, "dense", tmp_path / "a.safetensors").difference <= 1e-5
     source, _, model = name.partition(":")
-    make = f"timm.create_model({model!r}, num_classes=7)" if source == "timm" else f"torchvision.models.get_model({model!r}, num_classes=7)"
+    make = (
+        f"timm.create_model({model!r}, num_classes=7)"
+        if source == "timm"
+        else f"torchvision.models.get_model({model!r}, num_classes=7)"
+    )
     x = torch.randn(2, 3, 160, 160)
     with torch.no_grad():
         torch.save((x, mptify.load(file)(x)), tmp_path / "expected.pt")
@@ -68,7 +79,13 @@ def test_a_dense_network_loads_it_without_mptify(name, tmp_path):
         "model.load_state_dict(safetensors.torch.load_file(sys.argv[1])); x, y = torch.load(sys.argv[2]);"
         "torch.testing.assert_close(model(x), y); assert not any('mptify' in name for name in sys.modules); print('same')"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "a.safetensors"), str(tmp_path / "expected.pt")]
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(tmp_path / "a.safetensors"),
+        str(tmp_path / "expected.pt"),
+    ]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.stdout == "same\n", result.stderr
 
@@ -78,7 +95,9 @@ def test_what_can_not_be_exported_is_told_and_nothing_is_written(tmp_path, monke
     signs = ticket_file("mptify:conv2", "1/1", tmp_path / "a.ticket")
     with pytest.raises(MptifyError, match="has signs where its dense network has activations"):
         export(signs, "dense", out)
-    with pytest.raises(MptifyError, match=r"There is no export target 'foo'; there are dense, .*onnx, packed"):
+    with pytest.raises(
+        MptifyError, match=r"There is no export target 'foo'; there are dense, .*onnx, packed"
+    ):
         export(signs, "foo", out)
     norms = ticket_file("mptify:conv2", "1/32", tmp_path / "b.ticket", bn="insert")
     with pytest.raises(MptifyError, match="a norm that the dense one lacks"):

@@ -17,7 +17,9 @@ from mptify.training.data import evaluation_batches
 from mptify.training.images import plain, read_image
 from mptify.training.sources import load_data
 
-TIMM_LEAVES_FILES_OPEN = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+TIMM_LEAVES_FILES_OPEN = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 SIZE = (24, 16)  # wide, so that a turn shows
 
 
@@ -103,7 +105,9 @@ def test_a_picture_is_read_as_a_person_sees_it(make, name, expected, tmp_path):
     assert grey.ndim == 2
     assert grey.shape == pixels.shape[:2] == (SIZE if make is turned else SIZE[::-1])
     for (row, column), colour in expected.items():
-        assert np.abs(pixels[row, column] - colour).max() <= (8 if name.endswith(("jpg", "webp")) else 1)
+        assert np.abs(pixels[row, column] - colour).max() <= (
+            8 if name.endswith(("jpg", "webp")) else 1
+        )
         luma = np.dot(colour, [0.299, 0.587, 0.114])
         assert abs(grey[row, column] - luma) <= (8 if name.endswith(("jpg", "webp")) else 1)
 
@@ -122,7 +126,10 @@ def test_a_transparent_level_of_sixteen_bits_shows_white(tmp_path):
 
 
 def test_levels_of_which_nobody_knows_the_white_are_refused(tmp_path):
-    for name, values in (("a.tif", np.full((8, 8), 70_000, np.int32)), ("b.tif", np.full((8, 8), np.nan, np.float32))):
+    for name, values in (
+        ("a.tif", np.full((8, 8), 70_000, np.int32)),
+        ("b.tif", np.full((8, 8), np.nan, np.float32)),
+    ):
         Image.fromarray(values).save(tmp_path / name)
         with pytest.raises(ValueError, match="none is known to be white"):
             read_image(tmp_path / name)
@@ -135,7 +142,9 @@ def test_levels_of_which_nobody_knows_the_white_are_refused(tmp_path):
 def photos(tmp_path):
     """Ramps of 16 bits of class 0, pictures that are half transparent of class 1, turned ones of class 2."""
     for part in ("train", "val"):
-        for label, (make, name) in enumerate(((grey16, "a.png"), (rgba, "a.png"), (turned, "a.jpg"))):
+        for label, (make, name) in enumerate(
+            ((grey16, "a.png"), (rgba, "a.png"), (turned, "a.jpg"))
+        ):
             for number in range(2):
                 path = tmp_path / "photos" / part / str(label) / f"{number}{name}"
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +160,9 @@ def test_a_data_set_reads_them_so(photos, source):
     pixels, labels = next(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))
     for image, label in zip(pixels, labels.tolist(), strict=True):
         if label == 0:
-            assert (image.amax((0, 1)).diff() > 0).all()  # a ramp still, and not white from its first step on
+            assert (
+                image.amax((0, 1)).diff() > 0
+            ).all()  # a ramp still, and not white from its first step on
         elif label == 1:
             assert image[:, 8, 14].min() > 254  # white, and not the green below
             assert image[0, 8, 1] > 254
@@ -176,17 +187,32 @@ def test_an_image_that_timm_finds_broken_later_is_named(photos):
         list(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize(("make", "name"), [(grey16, "a.png"), (rgba, "a.png"), (turned, "a.jpg"), (cmyk, "a.jpg")])
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    ("make", "name"), [(grey16, "a.png"), (rgba, "a.png"), (turned, "a.jpg"), (cmyk, "a.jpg")]
+)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_predict_reads_them_so(make, name, channels, tmp_path):
-    notes = {"input": {"shape": [channels, 16, 16], "mean": [0.5] * channels, "std": [0.25] * channels}}
+    notes = {
+        "input": {"shape": [channels, 16, 16], "mean": [0.5] * channels, "std": [0.25] * channels}
+    }
     ticketed = mptify.transform(conv2(num_classes=4, in_chans=channels, input_size=16)).eval()
     arguments = {"num_classes": 4, "in_chans": channels, "input_size": 16}
     mptify.save(ticketed, tmp_path / "a.ticket", "mptify:conv2", arguments=arguments, notes=notes)
     make(tmp_path / name)
     read_image(tmp_path / name).save(tmp_path / "plain.png")
-    found = CliRunner().invoke(app, ["predict", str(tmp_path / "a.ticket"), str(tmp_path / name), str(tmp_path / "plain.png"), "--json"])
+    found = CliRunner().invoke(
+        app,
+        [
+            "predict",
+            str(tmp_path / "a.ticket"),
+            str(tmp_path / name),
+            str(tmp_path / "plain.png"),
+            "--json",
+        ],
+    )
     assert found.exit_code == 0, found.exception
     first, second = (json.loads(line) for line in found.stdout.splitlines())
     assert first["labels"] == second["labels"]

@@ -47,7 +47,11 @@ CASES = {
         (2, 4, 5, 4),
         lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, groups=2),
     ),
-    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(2, 3, 2), (2, 2, 3, 4, 3), lambda x, w, b: F.conv_transpose3d(x, w, b)),
+    "ConvTranspose3d": (
+        lambda: nn.ConvTranspose3d(2, 3, 2),
+        (2, 2, 3, 4, 3),
+        lambda x, w, b: F.conv_transpose3d(x, w, b),
+    ),
     "Linear": (lambda: nn.Linear(12, 7), (2, 5, 12), F.linear),
 }
 every_layer = pytest.mark.parametrize("kind", CASES)
@@ -62,14 +66,20 @@ def seeded(seed):
 def ticket(layer, **settings):
     """The ticket layer of one torch layer, without surgery around it."""
     settings = {"bits": "1/32", "prune": 0.6, **settings}
-    return ticket_class(type(layer)).from_layer(layer, make_config(settings), name="x", fan_in=layer.weight[0].numel())
+    return ticket_class(type(layer)).from_layer(
+        layer, make_config(settings), name="x", fan_in=layer.weight[0].numel()
+    )
 
 
 def case(kind, **settings):
     """A ticket layer, a batch of ±1 for it, and the function it should compute."""
     make, shape, function = CASES[kind]
     torch.manual_seed(0)
-    return ticket(make(), **settings), torch.randint(0, 2, shape, generator=seeded(1)) * 2.0 - 1, function
+    return (
+        ticket(make(), **settings),
+        torch.randint(0, 2, shape, generator=seeded(1)) * 2.0 - 1,
+        function,
+    )
 
 
 def conv(**settings):
@@ -113,7 +123,9 @@ def parts(layer, prune=0.6):
 def test_a_layer_computes_with_its_effective_weight(kind, bits, bias):
     layer, x, function = case(kind, bits=bits, bias=bias)
     mask, _, gain, weight = parts(layer)
-    torch.testing.assert_close(layer(x), function(x, weight, layer.bias if bias == "learn" else None))
+    torch.testing.assert_close(
+        layer(x), function(x, weight, layer.bias if bias == "learn" else None)
+    )
     torch.testing.assert_close(layer.ticket_weight(), weight)
     assert torch.equal(layer.mask, mask)
     torch.testing.assert_close(layer.gain, gain)
@@ -125,7 +137,9 @@ def test_with_one_bit_activations_the_gain_multiplies_an_integer_sum(kind):
     mask, signs, gain, weight = parts(layer)
     total = function(x, signs * mask, None)
     assert torch.equal(total, total.round())
-    assert torch.equal(layer(x), gain * total)  # to the bit: nothing but one multiplication is rounded
+    assert torch.equal(
+        layer(x), gain * total
+    )  # to the bit: nothing but one multiplication is rounded
     assert torch.equal(layer.weight, signs * mask)
     torch.testing.assert_close(layer.ticket_weight(), weight)
 
@@ -233,13 +247,22 @@ def test_a_layer_of_one_weight_keeps_it():
 
 def test_repr_says_what_was_kept():
     text = repr(ticket(nn.Conv2d(64, 64, 3, bias=False), prune=0.8))
-    assert text.startswith("TicketConv2d(64, 64, kernel_size=(3, 3), bits=1/32, kept=7373/36864, gain=")
+    assert text.startswith(
+        "TicketConv2d(64, 64, kernel_size=(3, 3), bits=1/32, kept=7373/36864, gain="
+    )
     through_surgery = mptify.transform(nn.Sequential(nn.Conv2d(64, 64, 3)), prune=0.8)
-    assert "TicketConv2d(64, 64, kernel_size=(3, 3), bits=1/32, kept=7373/36864, gain=" in repr(through_surgery)
+    assert "TicketConv2d(64, 64, kernel_size=(3, 3), bits=1/32, kept=7373/36864, gain=" in repr(
+        through_surgery
+    )
 
 
 def test_repr_shows_the_gain_and_what_differs_from_the_default():
-    layer = ticket(nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2), bits="1/1", init="signed_constant", prune=0.5)
+    layer = ticket(
+        nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2),
+        bits="1/1",
+        init="signed_constant",
+        prune=0.5,
+    )
     assert f"gain={math.sqrt(2 / (36 * 0.5)):.4f}" in repr(layer)
     assert "stride=(2, 2), padding=(1, 1), groups=2, bits=1/1, kept=144/288" in repr(layer)
 
@@ -323,8 +346,18 @@ def test_the_mask_is_selected_once_while_the_scores_stay(selections, bits):
     layer = conv(bits=bits)
     for _ in range(3):
         layer(images()).sum().backward()
-        layer.mask, layer.gain, layer.weight, layer.ticket_weight(), repr(layer), layer.eval(), layer.train()
-    assert len(selections) == (2 if bits.startswith("32") else 1)  # a 32-bit weight of 0 hides whether it was kept
+        (
+            layer.mask,
+            layer.gain,
+            layer.weight,
+            layer.ticket_weight(),
+            repr(layer),
+            layer.eval(),
+            layer.train(),
+        )
+    assert len(selections) == (
+        2 if bits.startswith("32") else 1
+    )  # a 32-bit weight of 0 hides whether it was kept
 
 
 @pytest.mark.parametrize(
@@ -410,7 +443,9 @@ def test_training_goes_on_after_a_pass_in_inference_mode(bits):
 def test_writing_into_a_weight_that_was_read_changes_nothing(bits):
     layer = conv(bits=bits)
     expected, mask = layer(images()), layer.mask.clone()
-    nn.init.kaiming_normal_(layer.weight)  # what `model.apply(init_weights)` does to every nn.Conv2d
+    nn.init.kaiming_normal_(
+        layer.weight
+    )  # what `model.apply(init_weights)` does to every nn.Conv2d
     assert torch.equal(layer.mask, mask)
     assert torch.equal(layer(images()), expected)
 
@@ -506,7 +541,11 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float64]
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_and_frozen_weights_stay_float32(bits, dtype):
     layer = conv(bits=bits, bias="learn")
-    scores, frozen, mask = layer.scores.detach().clone(), layer.frozen.detach().clone(), layer.mask.clone()
+    scores, frozen, mask = (
+        layer.scores.detach().clone(),
+        layer.frozen.detach().clone(),
+        layer.mask.clone(),
+    )
     expected = layer(images().to(dtype).float())
     layer.to(dtype)
     found = layer(images().to(dtype))
@@ -615,7 +654,9 @@ def test_a_compiled_layer_gives_the_same_output_and_gradients(bits, backend):
 
 
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo hides it, but not from warnings=error
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor:UserWarning"
+)  # Dynamo hides it, but not from warnings=error
 def test_a_compiled_model_with_one_threshold_follows_its_scores():
     model = mptify.transform(nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 3)), scope="global")
     compiled = torch.compile(model, backend="eager")
@@ -675,10 +716,17 @@ def slow_global(scores, prune, floor):
         chosen |= {(layer, index) for index in ranked[:least]}
         rest += [(-abs(values[index]), layer, index) for index in ranked[least:]]
     chosen |= {(layer, index) for _, layer, index in sorted(rest)[: kept - len(chosen)]}
-    return [[(layer, index) in chosen for index in range(len(values))] for layer, values in enumerate(scores)]
+    return [
+        [(layer, index) in chosen for index in range(len(values))]
+        for layer, values in enumerate(scores)
+    ]
 
 
-tied_scores = st.lists(st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0]) | st.floats(-4, 4, width=32), min_size=12, max_size=12)
+tied_scores = st.lists(
+    st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0]) | st.floats(-4, 4, width=32),
+    min_size=12,
+    max_size=12,
+)
 
 
 @PROPERTY
@@ -697,9 +745,15 @@ def test_one_threshold_keeps_what_a_sort_of_all_layers_keeps(scores, prune, floo
 
 @pytest.mark.parametrize("prune", [0.0, 0.5, 0.8, 0.97])
 def test_transform_with_one_threshold_keeps_the_exact_total(prune):
-    model = mptify.transform(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 20), nn.Linear(20, 3)), scope="global", prune=prune)
+    model = mptify.transform(
+        nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 20), nn.Linear(20, 3)),
+        scope="global",
+        prune=prune,
+    )
     assert sum(int(layer.mask.sum()) for layer in model) == 2060 - round(2060 * prune)
-    removed = torch.cat([layer.scores[~layer.mask].abs() for layer in model]) if prune else torch.zeros(1)
+    removed = (
+        torch.cat([layer.scores[~layer.mask].abs() for layer in model]) if prune else torch.zeros(1)
+    )
     for layer in model:
         floor = math.ceil(layer.count * 0.01)
         ranked = layer.scores[layer.mask].abs().sort(descending=True).values
@@ -743,7 +797,9 @@ def test_ties_go_to_the_earlier_layer_even_when_a_later_one_shares_its_scores():
 
 
 def test_kept_counts_the_mask_under_one_threshold():
-    model = mptify.transform(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 30)), scope="global", prune=0.5)
+    model = mptify.transform(
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 30)), scope="global", prune=0.5
+    )
     for prune in (0.5, 0.9):
         model[0].set_prune_(prune)
         kept = [layer.kept for layer in model]
@@ -752,7 +808,9 @@ def test_kept_counts_the_mask_under_one_threshold():
 
 
 def test_one_threshold_ranks_again_only_when_some_scores_changed(selections):
-    model = mptify.transform(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), scope="global", prune=0.5)
+    model = mptify.transform(
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), scope="global", prune=0.5
+    )
     x = torch.randn(2, 8, generator=seeded(0))
     model(x)
     once = len(selections)
@@ -768,7 +826,9 @@ def test_one_threshold_ranks_again_only_when_some_scores_changed(selections):
 
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copied_model_has_a_threshold_of_its_own(how):
-    model = mptify.transform(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), scope="global", prune=0.5)
+    model = mptify.transform(
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), scope="global", prune=0.5
+    )
     expected = [layer.mask.clone() for layer in model]
     copied = COPIES[how](model)
     assert [torch.equal(layer.mask, mask) for layer, mask in zip(copied, expected)] == [True, True]
@@ -796,7 +856,10 @@ def test_tied_layers_share_scores_and_masks(scope):
     weight = parts(model[0], 0.5)[3].requires_grad_()
     torch.testing.assert_close(model(x), F.linear(F.relu(F.linear(x, weight)), weight))
     F.linear(F.relu(F.linear(x, weight)), weight).sum().backward()
-    torch.testing.assert_close(model[0].scores.grad, weight.grad * model[0].frozen * torch.where(model[0].scores < 0, -1.0, 1.0))
+    torch.testing.assert_close(
+        model[0].scores.grad,
+        weight.grad * model[0].frozen * torch.where(model[0].scores < 0, -1.0, 1.0),
+    )
 
 
 def test_a_tied_layer_prunes_as_the_one_it_is_tied_to():
@@ -821,7 +884,9 @@ def test_tied_layers_stay_tied_when_copied_and_converted():
 @every_bits
 def test_a_bare_parameters_ticket_computes_with_it(bits):
     torch.manual_seed(0)
-    bare = TicketParameter(torch.randn(5, 4), make_config({"bits": bits, "prune": 0.6}), name="x", fan_in=4)
+    bare = TicketParameter(
+        torch.randn(5, 4), make_config({"bits": bits, "prune": 0.6}), name="x", fan_in=4
+    )
     x = torch.randn(3, 4, generator=seeded(1))
     torch.testing.assert_close(bare(x), F.linear(x, parts(bare)[3]))
 
@@ -832,7 +897,9 @@ def test_an_escaped_weight_computes_what_the_layer_would(bits):
     layer.weight_escapes = True
     expected = F.conv2d(images(), parts(layer)[3], bias, padding=1)
     torch.testing.assert_close(F.conv2d(images(), layer.weight, bias, padding=1), expected)
-    torch.testing.assert_close(F.conv2d(images(), weight=layer.weight, bias=bias, padding=1), expected)
+    torch.testing.assert_close(
+        F.conv2d(images(), weight=layer.weight, bias=bias, padding=1), expected
+    )
     torch.testing.assert_close(F.conv2d(images()[0], layer.weight, bias, padding=1), expected[0])
     assert layer.weight.shape == layer.scores.shape
 
@@ -862,7 +929,9 @@ def check_norm(norm, inner, x, dims, shape):
     for batch in (x, 2 * x + 1):
         count = batch.numel() // math.prod(shape)
         mean, var = batch.mean(dims, keepdim=True), batch.var(dims, correction=0, keepdim=True)
-        torch.testing.assert_close(norm(batch), (batch - mean) / (var + 1e-5).sqrt(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            norm(batch), (batch - mean) / (var + 1e-5).sqrt(), rtol=1e-4, atol=1e-5
+        )
         running_mean = 0.9 * running_mean + 0.1 * mean.view(shape)
         running_var = 0.9 * running_var + 0.1 * var.view(shape) * count / (count - 1)
     torch.testing.assert_close(inner.running_mean, running_mean)
@@ -894,7 +963,9 @@ def test_scalar_norm_normalises_everything_at_once(shape):
     check_norm(norm, norm.norm, x, list(range(len(shape))), (1,))
 
 
-@pytest.mark.parametrize("make", [lambda: ChannelBatchNorm(4, affine=False), ScalarBatchNorm, lambda: TokenBatchNorm(6)])
+@pytest.mark.parametrize(
+    "make", [lambda: ChannelBatchNorm(4, affine=False), ScalarBatchNorm, lambda: TokenBatchNorm(6)]
+)
 def test_norms_take_any_memory_format(make):
     x = torch.randn(2, 4, 3, 6, generator=seeded(0))
     torch.testing.assert_close(make()(x.to(memory_format=torch.channels_last)), make()(x))
@@ -902,7 +973,11 @@ def test_norms_take_any_memory_format(make):
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_norms_learn_a_scale_and_an_offset_only_when_asked(affine):
-    for norm in (ChannelBatchNorm(4, affine=affine), TokenBatchNorm(4, affine=affine), ScalarBatchNorm(affine=affine)):
+    for norm in (
+        ChannelBatchNorm(4, affine=affine),
+        TokenBatchNorm(4, affine=affine),
+        ScalarBatchNorm(affine=affine),
+    ):
         assert len(list(norm.parameters())) == (2 if affine else 0)
 
 

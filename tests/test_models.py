@@ -38,7 +38,10 @@ COUNTS = {
 def agrees(count, printed):
     """Whether the paper's figure, in millions, is this count: rounded, or cut off as 4.66 M is to 4.6 M."""
     digits = len(printed.partition(".")[2])
-    return printed in (f"{count / 1e6:.{digits}f}", f"{math.floor(count / 1e6 * 10**digits) / 10**digits:.{digits}f}")
+    return printed in (
+        f"{count / 1e6:.{digits}f}",
+        f"{math.floor(count / 1e6 * 10**digits) / 10**digits:.{digits}f}",
+    )
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -47,10 +50,15 @@ def test_a_network_has_and_keeps_as_many_weights_as_the_paper_says(name):
     with torch.device("meta"):
         network = registry.build(registry.resolve(name))
         report = mptify.summary(mptify.transform(network, prune=prune or 0.0))
-    assert (sum(parameter.numel() for parameter in network.parameters()), report.weights) == (parameters, weights)
+    assert (sum(parameter.numel() for parameter in network.parameters()), report.weights) == (
+        parameters,
+        weights,
+    )
     assert prune is None or report.kept == kept
     assert printed is None or agrees(parameters, printed)
-    if name == "mptify:vgg_small_x1.25":  # the paper's figure takes weights to grow with the width, not with its square
+    if (
+        name == "mptify:vgg_small_x1.25"
+    ):  # the paper's figure takes weights to grow with the width, not with its square
         assert not agrees(kept, printed_kept)
         assert f"{4.6 * 1.25 * 0.25:.2f}" == printed_kept
     else:
@@ -58,10 +66,19 @@ def test_a_network_has_and_keeps_as_many_weights_as_the_paper_says(name):
 
 
 def test_the_page_of_backbones_has_these_counts():
-    rows = {line.split("|")[1].strip().strip("`"): line for line in DOCS.read_text().splitlines() if line.count("|") == 8}
+    rows = {
+        line.split("|")[1].strip().strip("`"): line
+        for line in DOCS.read_text().splitlines()
+        if line.count("|") == 8
+    }
     for name, (parameters, weights, prune, kept, *printed) in COUNTS.items():
         cells = [cell.strip().strip("*") for cell in rows[name].split("|")[2:8]]
-        counts = [f"{parameters:,}", f"{weights:,}", "" if prune is None else f"{100 * prune:g} %", "" if kept is None else f"{kept:,}"]
+        counts = [
+            f"{parameters:,}",
+            f"{weights:,}",
+            "" if prune is None else f"{100 * prune:g} %",
+            "" if kept is None else f"{kept:,}",
+        ]
         assert cells == [*counts, *("" if one is None else f"{one} M" for one in printed)]
 
 
@@ -72,7 +89,9 @@ def test_weights_start_as_the_paper_says(name):
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             weight = layer.weight.detach()
             chance = 5 / math.sqrt(2 * weight.numel())
-            assert float(weight.std()) == pytest.approx(math.sqrt(2 / weight[0].numel()), rel=chance)
+            assert float(weight.std()) == pytest.approx(
+                math.sqrt(2 / weight[0].numel()), rel=chance
+            )
 
 
 @pytest.mark.parametrize("name", models.BUILDERS)
@@ -85,7 +104,10 @@ def test_a_network_is_built_for_other_images_and_classes(name):
 
 @pytest.mark.parametrize(("name", "size"), [("conv8", 15), ("vgg_small", 7)])
 def test_images_that_are_too_small_are_told_so(name, size):
-    with pytest.raises(ValueError, match=f"images of {size} pixels are too small for {4 if name == 'conv8' else 3} max-pools"):
+    with pytest.raises(
+        ValueError,
+        match=f"images of {size} pixels are too small for {4 if name == 'conv8' else 3} max-pools",
+    ):
         models.build(name, input_size=size)
 
 
@@ -94,12 +116,26 @@ def test_widths_are_part_of_a_name():
         assert models.build("vgg_small_x1.25").features[0].out_channels == 160
         assert models.build("conv4_x0.5").features[0].out_channels == 32
     assert models.is_known("vgg_small_x2")
-    assert not any(models.is_known(name) for name in ("vgg_small_x0", "vgg_small_x65", "vgg_small_xx", "resnet20_cifar_x2", "vgg_small_"))
+    assert not any(
+        models.is_known(name)
+        for name in (
+            "vgg_small_x0",
+            "vgg_small_x65",
+            "vgg_small_xx",
+            "resnet20_cifar_x2",
+            "vgg_small_",
+        )
+    )
 
 
 def test_the_wide_resnet_is_as_wide_as_the_authors():
     with torch.device("meta"):
-        assert [stage[0].conv1.out_channels for stage in models.wide_resnet34_2().stages] == [64, 192, 384, 768]
+        assert [stage[0].conv1.out_channels for stage in models.wide_resnet34_2().stages] == [
+            64,
+            192,
+            384,
+            768,
+        ]
 
 
 def test_a_padded_shortcut_drops_every_second_pixel_and_adds_channels_of_zeros():
@@ -129,28 +165,43 @@ def test_vgg_small_needs_no_norms_of_surgery():
 def test_one_import_adds_the_networks_to_timm_and_none_does_otherwise():
     known = "timm.is_model('mptify_conv4')"
     code = f"import mptify, timm; before = {known}; import mptify.models.in_timm; print(before, {known})"
-    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+    )
     assert result.stdout == "False True\n", result.stderr
 
 
 def test_timm_builds_what_mptify_builds():
     import timm
 
-    network = timm.create_model("mptify_vgg_small", width=0.25, num_classes=7, in_chans=1, img_size=16, drop_rate=0.0)
+    network = timm.create_model(
+        "mptify_vgg_small", width=0.25, num_classes=7, in_chans=1, img_size=16, drop_rate=0.0
+    )
     assert network(torch.zeros(2, 1, 16, 16)).shape == (2, 7)
     for name, builder in models.BUILDERS.items():
         with torch.device("meta"):
             network = timm.create_model(f"mptify_{name}", pretrained=False)
-            assert [tuple(value.shape) for value in network.parameters()] == [tuple(value.shape) for value in builder().parameters()]
-        assert network.num_classes == network.pretrained_cfg["num_classes"] == (1000 if name == "wide_resnet34_2" else 10)
-        assert network.pretrained_cfg["input_size"] == ((3, 224, 224) if name == "wide_resnet34_2" else (3, 32, 32))
+            assert [tuple(value.shape) for value in network.parameters()] == [
+                tuple(value.shape) for value in builder().parameters()
+            ]
+        assert (
+            network.num_classes
+            == network.pretrained_cfg["num_classes"]
+            == (1000 if name == "wide_resnet34_2" else 10)
+        )
+        assert network.pretrained_cfg["input_size"] == (
+            (3, 224, 224) if name == "wide_resnet34_2" else (3, 32, 32)
+        )
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"pretrained": True}, "mptify_conv2: there are no pretrained weights of this network"),
-        ({"drop_rate": 0.5}, "mptify_conv2: has no setting 'drop_rate'; there are width, num_classes, in_chans, input_size"),
+        (
+            {"drop_rate": 0.5},
+            "mptify_conv2: has no setting 'drop_rate'; there are width, num_classes, in_chans, input_size",
+        ),
         ({"features_only": True}, "gives logits only"),
         ({"num_classes": 0}, "num_classes=0: at least 1 is needed"),
     ],

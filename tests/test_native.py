@@ -15,12 +15,16 @@ from mptify.nn import build, native, quantizers, topk
 from mptify.runtime import library as packed
 from tests.nets import Plain, images
 
-compiled = pytest.mark.skipif(native.library is None, reason="no C++ compiler was there when mptify was installed")
+compiled = pytest.mark.skipif(
+    native.library is None, reason="no C++ compiler was there when mptify was installed"
+)
 
 
 def slow_choice(scores, weight, kept):
     """Indices of the survivors: by falling magnitude, then by rising index; a NaN is larger than infinity, too."""
-    magnitudes = torch.as_tensor(scores, dtype=torch.float32).view(torch.int32) & 0x7FFFFFFF  # whose order is that of the floats
+    magnitudes = (
+        torch.as_tensor(scores, dtype=torch.float32).view(torch.int32) & 0x7FFFFFFF
+    )  # whose order is that of the floats
     return sorted(range(len(scores)), key=lambda i: (-int(magnitudes[i]), i))[:kept]
 
 
@@ -32,10 +36,14 @@ def choice(scores, weight, kept, kind=native.Effective.SIGNS, hint=native.NO_HIN
 
 @pytest.mark.parametrize("library", [native.library, packed.library], ids=["ticket", "packed"])
 def test_the_libraries_were_built_where_there_is_a_compiler(library):
-    assert (library is not None) or not any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    assert (library is not None) or not any(
+        shutil.which(name) for name in ("c++", "g++", "clang++")
+    )
 
 
-numbers = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5])
+numbers = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from(
+    [0.0, -0.0, 1.0, -1.0, 0.5]
+)
 
 
 @compiled
@@ -43,7 +51,14 @@ numbers = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_
 @given(st.lists(numbers, min_size=1, max_size=200), st.data())
 def test_any_scores_give_the_mask_of_a_sort(values, data):
     scores = torch.tensor(values)
-    weight = torch.tensor(data.draw(st.lists(st.floats(-4, 4, width=32), min_size=len(values), max_size=len(values)))) + 0.0
+    weight = (
+        torch.tensor(
+            data.draw(
+                st.lists(st.floats(-4, 4, width=32), min_size=len(values), max_size=len(values))
+            )
+        )
+        + 0.0
+    )
     kept = data.draw(st.integers(1, len(values)))
     hint = native.Hint(data.draw(st.integers(0, 2**31 - 1)), data.draw(st.integers(0, 2**20)))
     out, gain, _ = choice(scores, weight, kept, hint=hint)
@@ -51,7 +66,9 @@ def test_any_scores_give_the_mask_of_a_sort(values, data):
     expected = np.zeros(len(values), np.float32)
     expected[chosen] = np.where(weight.numpy()[chosen] < 0, -1, 1)
     np.testing.assert_array_equal(out.numpy(), expected)
-    assert gain == pytest.approx(float(np.abs(weight.numpy()[chosen].astype(np.float64)).mean()), rel=1e-7, abs=1e-30)
+    assert gain == pytest.approx(
+        float(np.abs(weight.numpy()[chosen].astype(np.float64)).mean()), rel=1e-7, abs=1e-30
+    )
 
 
 @compiled
@@ -60,7 +77,10 @@ def test_any_scores_give_the_mask_of_a_sort(values, data):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_large_layers_agree_with_torch(count, steps, threads):
     generator = torch.Generator().manual_seed(count)
-    scores, weight = torch.randn(count, generator=generator), torch.randn(count, generator=generator)
+    scores, weight = (
+        torch.randn(count, generator=generator),
+        torch.randn(count, generator=generator),
+    )
     if steps:
         scores = (scores / steps).round() * steps  # ties by the thousand, zeros among them
     before = torch.get_num_threads()
@@ -74,7 +94,9 @@ def test_large_layers_agree_with_torch(count, steps, threads):
             again, same, _ = choice(scores, weight, kept, native.Effective.SCALED_SIGNS, hint)
             assert same == gain
             assert torch.equal(again, signs * gain)
-            assert torch.equal(choice(scores, weight, kept, native.Effective.WEIGHTS, hint)[0], weight * mask)
+            assert torch.equal(
+                choice(scores, weight, kept, native.Effective.WEIGHTS, hint)[0], weight * mask
+            )
     finally:
         torch.set_num_threads(before)
 
@@ -102,7 +124,9 @@ def test_the_gradient_goes_by_weight_and_sign_of_the_score(signs):
 
 @compiled
 def test_the_gradient_of_a_conv_on_channels_last_images_goes_through_the_library(monkeypatch):
-    layer = mptify.transform(torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, bias=False)), prune=0.5)[0]
+    layer = mptify.transform(torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, bias=False)), prune=0.5)[
+        0
+    ]
     images = torch.randn(4, 8, 12, 12)
 
     def pulled(order):
@@ -111,7 +135,9 @@ def test_the_gradient_of_a_conv_on_channels_last_images_goes_through_the_library
         return layer.scores.grad
 
     plain, calls, pull = pulled(torch.contiguous_format), [], native.score_gradient
-    monkeypatch.setattr(native, "score_gradient", lambda *arguments: calls.append(1) or pull(*arguments))
+    monkeypatch.setattr(
+        native, "score_gradient", lambda *arguments: calls.append(1) or pull(*arguments)
+    )
     turned = pulled(torch.channels_last)
     assert calls
     assert turned.is_contiguous()
@@ -155,7 +181,10 @@ def test_a_search_step_is_the_same_without_the_library(monkeypatch, bits, score_
         torch.manual_seed(0)
         ticketed = mptify.transform(Plain(), bits=bits, prune=0.7, score_grad=score_grad)
         ticketed(images()).square().sum().backward()
-        return {name: (layer.scores.grad, layer.mask, layer.gain) for name, layer in mptify.ticket_layers(ticketed).items()}
+        return {
+            name: (layer.scores.grad, layer.mask, layer.gain)
+            for name, layer in mptify.ticket_layers(ticketed).items()
+        }
 
     quick = step()
     monkeypatch.setattr(native, "library", None)
@@ -186,7 +215,9 @@ def test_torchs_default_type_plays_no_part(bits, without, monkeypatch):
     def trained():
         ticketed = mptify.transform(network, bits=bits, prune=0.5)
         ticketed(x).square().sum().backward()
-        return [layer.scores.grad for layer in mptify.ticket_layers(ticketed).values()], ticketed.eval()(x)
+        return [
+            layer.scores.grad for layer in mptify.ticket_layers(ticketed).values()
+        ], ticketed.eval()(x)
 
     gradients, outputs = trained()
     before = torch.get_default_dtype()

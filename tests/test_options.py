@@ -30,7 +30,11 @@ toy = typer.Typer()
 
 @toy.command()
 @with_options_of(Toy, before="out")
-def make(word: Annotated[str, typer.Argument()], settings: dict[str, Any], out: Annotated[str, typer.Option()] = "a") -> None:
+def make(
+    word: Annotated[str, typer.Argument()],
+    settings: dict[str, Any],
+    out: Annotated[str, typer.Option()] = "a",
+) -> None:
     seen.append((word, settings, out))
 
 
@@ -40,7 +44,10 @@ def make(word: Annotated[str, typer.Argument()], settings: dict[str, Any], out: 
         ([], {}),
         (["--size", "5", "--kind", "square"], {"size": 5, "kind": "square"}),
         (["--names", "a", "--names", "b"], {"names": ("a", "b")}),
-        (["--shares", "layer.*=0.5", "--shares", "a=b=1"], {"shares": {"layer.*": 0.5, "a=b": 1.0}}),
+        (
+            ["--shares", "layer.*=0.5", "--shares", "a=b=1"],
+            {"shares": {"layer.*": 0.5, "a=b": 1.0}},
+        ),
         (["--loud", "--no-fast"], {"loud": True, "fast": False}),
     ],
 )
@@ -55,7 +62,9 @@ def test_every_field_is_an_option(options, changed):
 def test_a_pair_that_is_none_is_one_sentence(text):
     result = CliRunner().invoke(toy, ["hello", "--shares", text])
     assert isinstance(result.exception, BadConfig)
-    assert str(result.exception) == f"--shares {text!r}: write PATTERN=VALUE, such as 'layer1.*=0.5'."
+    assert (
+        str(result.exception) == f"--shares {text!r}: write PATTERN=VALUE, such as 'layer1.*=0.5'."
+    )
 
 
 def test_convert_takes_every_setting_of_a_ticket():

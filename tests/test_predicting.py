@@ -15,8 +15,13 @@ from mptify.models import conv2
 from mptify.training import prediction
 from tests.nets import Plain
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
-NOTES = {"labels": list("abcdefg"), "input": {"shape": [3, 32, 32], "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.25]}}
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
+NOTES = {
+    "labels": list("abcdefg"),
+    "input": {"shape": [3, 32, 32], "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.25]},
+}
 
 
 def run(*arguments):
@@ -94,7 +99,9 @@ def test_the_callers_threads_are_the_callers(ticket, picture):
 
 
 def test_of_a_folder_the_images_are_asked_for(ticket, tmp_path):
-    assert f"{tmp_path}: is a folder; name its images: {tmp_path}/*." in str(run(ticket, tmp_path).exception)
+    assert f"{tmp_path}: is a folder; name its images: {tmp_path}/*." in str(
+        run(ticket, tmp_path).exception
+    )
 
 
 def test_what_can_not_be_read_is_told_first(ticket, picture, tmp_path):
@@ -103,5 +110,7 @@ def test_what_can_not_be_read_is_told_first(ticket, picture, tmp_path):
     assert "b.png: this image can't be read" in str(result.exception)
     assert not result.stdout
     mptify.save(mptify.transform(Plain(), bits="1/32"), tmp_path / "c.ticket")
-    assert "there are 'float' and 'packed'" in str(run(ticket, picture, "--runtime", "fast").exception)
+    assert "there are 'float' and 'packed'" in str(
+        run(ticket, picture, "--runtime", "fast").exception
+    )
     assert "no registry knows" in str(run(tmp_path / "c.ticket", picture).exception)

@@ -79,12 +79,18 @@ def test_layers_see_signs(seed):
     assert lost_layers(ticketed) == []
     assert unnormalised_signs(ticketed) == []
     assert wrongly_trainable(ticketed) == []
-    assert all(left.obstacle.reason is Reason.UNTRACED_USE and left.name.rpartition(".")[0] in plan.untraced for left in plan.left_dense)
+    assert all(
+        left.obstacle.reason is Reason.UNTRACED_USE
+        and left.name.rpartition(".")[0] in plan.untraced
+        for left in plan.left_dense
+    )
     exempt = {layer.name for layer in plan.layers if layer.input.is_exempt}
     executed = set()
     with torch.no_grad():
         for training in (True, False):
-            ran, real = real_inputs(ticketed, lambda mode=training: seeded(ticketed.train(mode), inputs))
+            ran, real = real_inputs(
+                ticketed, lambda mode=training: seeded(ticketed.train(mode), inputs)
+            )
             executed |= ran
             assert real <= exempt
     assert executed == {layer.tied_to or layer.name for layer in plan.layers}
@@ -101,8 +107,12 @@ def test_what_could_be_trained_can_be_trained(seed, bits):
             raise
         pytest.skip("the dense network overwrites what its own gradients need")
     ticketed = mptify.transform(model, bits=bits, prune=0.5).train()
-    ran, _ = real_inputs(ticketed, lambda: registry.training_loss(seeded(ticketed, inputs)).backward())
-    gradients = {layer.ticket_name: layer.scores.grad for layer in mptify.ticket_layers(ticketed).values()}
+    ran, _ = real_inputs(
+        ticketed, lambda: registry.training_loss(seeded(ticketed, inputs)).backward()
+    )
+    gradients = {
+        layer.ticket_name: layer.scores.grad for layer in mptify.ticket_layers(ticketed).values()
+    }
     assert {name for name, gradient in gradients.items() if gradient is not None} == ran
     assert all(torch.isfinite(gradients[name]).all() for name in ran)
 
@@ -134,7 +144,12 @@ def layers_in_graphs(ticketed):
     """Those of the kinds that can be packed."""
     graphs = [module for module in ticketed.modules() if isinstance(module, TicketGraph)]
     kinds = (mptify.TicketConv2d, mptify.TicketLinear)
-    return [name for graph in graphs for name, layer in mptify.ticket_layers(graph).items() if isinstance(layer, kinds)]
+    return [
+        name
+        for graph in graphs
+        for name, layer in mptify.ticket_layers(graph).items()
+        if isinstance(layer, kinds)
+    ]
 
 
 @each_mode
@@ -171,8 +186,12 @@ def test_a_copy_computes_the_same(seed, bits, way):
     copied = WAYS[way](ticketed, model, bits)
     with torch.no_grad():
         for training in (False, True):
-            agree(seeded(copied.train(training), inputs), seeded(ticketed.train(training), inputs), 0)
-    assert [name for name, _ in copied.named_parameters()] == [name for name, _ in ticketed.named_parameters()]
+            agree(
+                seeded(copied.train(training), inputs), seeded(ticketed.train(training), inputs), 0
+            )
+    assert [name for name, _ in copied.named_parameters()] == [
+        name for name, _ in ticketed.named_parameters()
+    ]
 
 
 @each_mode
@@ -188,13 +207,20 @@ def test_numbers_of_other_kinds(seed, bits):
         given, others = run(other, cast)
         assert {one.dtype for one in given} == {dtype}
         assert all(torch.isfinite(one).all() for one in given)
-        assert all(torch.equal(layer.mask, masks[name]) for name, layer in mptify.ticket_layers(other).items())
+        assert all(
+            torch.equal(layer.mask, masks[name])
+            for name, layer in mptify.ticket_layers(other).items()
+        )
         if dtype == torch.float64:
             same_but_for_ties([one.float() for one in given], others, expected, signs)
     other = copy.deepcopy(ticketed).to(memory_format=torch.channels_last)
-    turned = tuple(one.to(memory_format=torch.channels_last) if one.dim() == 4 else one for one in inputs)
+    turned = tuple(
+        one.to(memory_format=torch.channels_last) if one.dim() == 4 else one for one in inputs
+    )
     same_but_for_ties(*run(other, turned), expected, signs)
-    assert all(torch.equal(layer.mask, masks[name]) for name, layer in mptify.ticket_layers(other).items())
+    assert all(
+        torch.equal(layer.mask, masks[name]) for name, layer in mptify.ticket_layers(other).items()
+    )
 
 
 def run(model, inputs):
@@ -202,7 +228,11 @@ def run(model, inputs):
     signs, handles = [], []
     for name, module in model.named_modules():
         if isinstance(module, Sign):
-            handles.append(module.register_forward_hook(lambda _, given, __, name=name: signs.append((name, given[0].float()))))
+            handles.append(
+                module.register_forward_hook(
+                    lambda _, given, __, name=name: signs.append((name, given[0].float()))
+                )
+            )
     with torch.no_grad():
         outputs = seeded(model, inputs)
     for handle in handles:
@@ -229,7 +259,12 @@ def test_a_network_comes_from_its_seed_alone(seed):
     torch.manual_seed(5)
     other = random_network(seed)
     assert str(one) == str(other)
-    assert all(torch.equal(a, b) for a, b in zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            one.model.state_dict().values(), other.model.state_dict().values(), strict=True
+        )
+    )
     assert torch.equal(one.inputs[0], other.inputs[0])
     random.setstate(states[0])
     torch.set_rng_state(states[1])

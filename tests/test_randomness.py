@@ -44,9 +44,21 @@ DIGESTS = {
     (0, "conv1", "signs"): "e5f55435411955076757131e178512921cb8f0eb90b3bf6c7299b8609f0b1c41",
     (0, "conv1", "magnitudes"): "08de5ffd5a246c3d470ebff1b08f6e03e380c4eb491717ce6c02e487b6458ba2",
     (0, "conv1", "scores"): "79a1fd946f8492e477a27e6e6b01520b963861bab48636e54a2fda7dccfef9d9",
-    (2**40 + 7, "layer4.1.conv2", "signs"): "afe92f1061f0921c8663137199e5a793c4f021f2c60605597c6bc25f051a59d4",
-    (2**40 + 7, "layer4.1.conv2", "magnitudes"): "4aa66acb417844aaa2e3cb8358ba5fec48c2e72882169e6b91066554692349b1",
-    (2**40 + 7, "layer4.1.conv2", "scores"): "47d2fc761b2547cc56f81dc3a75f608ab8d863204ca886c662bd667540ef4446",
+    (
+        2**40 + 7,
+        "layer4.1.conv2",
+        "signs",
+    ): "afe92f1061f0921c8663137199e5a793c4f021f2c60605597c6bc25f051a59d4",
+    (
+        2**40 + 7,
+        "layer4.1.conv2",
+        "magnitudes",
+    ): "4aa66acb417844aaa2e3cb8358ba5fec48c2e72882169e6b91066554692349b1",
+    (
+        2**40 + 7,
+        "layer4.1.conv2",
+        "scores",
+    ): "47d2fc761b2547cc56f81dc3a75f608ab8d863204ca886c662bd667540ef4446",
 }
 TABLE_DIGEST = "f592bfa4a4bdf855bcb19c0c3cd289b6740cdff1af7c24dc819f74ff7474d819"
 
@@ -63,7 +75,12 @@ def philox(key, count):
         counter, keys = [block, 0, 0, 0], [key & low, key >> 64]
         for _ in range(10):
             first, second = 0xD2E7470EE14C6C93 * counter[0], 0xCA5A826395121157 * counter[2]
-            counter = [(second >> 64) ^ counter[1] ^ keys[0], second & low, (first >> 64) ^ counter[3] ^ keys[1], first & low]
+            counter = [
+                (second >> 64) ^ counter[1] ^ keys[0],
+                second & low,
+                (first >> 64) ^ counter[3] ^ keys[1],
+                first & low,
+            ]
             keys = [(keys[0] + 0x9E3779B97F4A7C15) & low, (keys[1] + 0xBB67AE8584CAA73B) & low]
         words += counter
     return words[:count]
@@ -90,19 +107,34 @@ def test_long_streams_never_change(seed, layer, kind):
 
 @pytest.mark.parametrize(("seed", "layer"), [*GOLDEN, (2**63 - 1, "blöcke.0"), (5, "")])
 def test_a_second_implementation_from_the_description_agrees(seed, layer):
-    signs = [bool(word >> bit & 1) for word in slow_words(seed, layer, "signs", 3) for bit in range(64)]
+    signs = [
+        bool(word >> bit & 1) for word in slow_words(seed, layer, "signs", 3) for bit in range(64)
+    ]
     assert init.signs(seed, layer, 192).tolist() == signs
     half = NormalDist()
-    indices = [word >> shift & 0xFFFF for word in slow_words(seed, layer, "magnitudes", 6) for shift in (0, 16, 32, 48)]
+    indices = [
+        word >> shift & 0xFFFF
+        for word in slow_words(seed, layer, "magnitudes", 6)
+        for shift in (0, 16, 32, 48)
+    ]
     expected = [half.inv_cdf(0.5 + (index + 0.5) / 131072) for index in indices]
     np.testing.assert_allclose(init.magnitudes(seed, layer, 24), expected, rtol=1e-6)
-    steps = [(word >> shift & 0xFFFFFFFF) >> 8 for word in slow_words(seed, layer, "scores", 6) for shift in (0, 32)]
+    steps = [
+        (word >> shift & 0xFFFFFFFF) >> 8
+        for word in slow_words(seed, layer, "scores", 6)
+        for shift in (0, 32)
+    ]
     expected = [(step + 0.5) / 2**23 * 0.25 - 0.25 for step in steps]
     np.testing.assert_allclose(init.scores(seed, layer, 12, 0.25), expected, rtol=1e-6)
 
 
 @PROPERTY
-@given(seed=st.integers(0, 2**63 - 1), layer=st.text(max_size=8), short=st.integers(0, 200), more=st.integers(0, 200))
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    layer=st.text(max_size=8),
+    short=st.integers(0, 200),
+    more=st.integers(0, 200),
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_fewer_values_are_a_prefix_of_more(kind, seed, layer, short, more):
     few, many = KINDS[kind](seed, layer, short), KINDS[kind](seed, layer, short + more)
@@ -113,7 +145,16 @@ def test_fewer_values_are_a_prefix_of_more(kind, seed, layer, short, more):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_seed_and_layer_has_a_stream_of_its_own(kind):
-    places = [(0, "a"), (1, "a"), (0, "b"), (0, "a.0"), (10, "a"), (0, "A"), (2**32, "a"), (2**62, "a")]
+    places = [
+        (0, "a"),
+        (1, "a"),
+        (0, "b"),
+        (0, "a.0"),
+        (10, "a"),
+        (0, "A"),
+        (2**32, "a"),
+        (2**62, "a"),
+    ]
     streams = [KINDS[kind](seed, layer, 20_000).astype(np.float64) for seed, layer in places]
     for one, other in combinations(streams, 2):
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.035  # five standard errors
@@ -172,7 +213,9 @@ def test_magnitudes_are_half_normal():
     assert values.mean() == pytest.approx(math.sqrt(2 / math.pi), abs=0.007)
     assert np.mean(values.astype(np.float64) ** 2) == pytest.approx(1, abs=0.016)
     for share in (0.01, 0.25, 0.5, 0.75, 0.99):
-        assert np.quantile(values, share) == pytest.approx(NormalDist().inv_cdf(0.5 + share / 2), abs=0.03)
+        assert np.quantile(values, share) == pytest.approx(
+            NormalDist().inv_cdf(0.5 + share / 2), abs=0.03
+        )
 
 
 @pytest.mark.parametrize("bound", [1.0, 1 / math.sqrt(27), 1e-3])
@@ -188,7 +231,9 @@ def test_scores_are_uniform_within_the_bound_and_never_zero(bound):
 
 
 def test_scores_scale_with_the_bound():
-    np.testing.assert_allclose(init.scores(0, "a", 1000, 0.1) * 10, init.scores(0, "a", 1000, 1.0), rtol=1e-6)
+    np.testing.assert_allclose(
+        init.scores(0, "a", 1000, 0.1) * 10, init.scores(0, "a", 1000, 1.0), rtol=1e-6
+    )
 
 
 # -- the table of half-normal quantiles --------------------------------------------------------------------------------------
@@ -233,7 +278,10 @@ def test_signed_constant_is_sign_times_deviation():
 
 
 def test_both_schemes_share_their_signs():
-    normal, constant = (init.frozen_weight(0, "a", (64,), scheme, 1.0) for scheme in ("kaiming_normal", "signed_constant"))
+    normal, constant = (
+        init.frozen_weight(0, "a", (64,), scheme, 1.0)
+        for scheme in ("kaiming_normal", "signed_constant")
+    )
     assert np.array_equal(normal < 0, constant < 0)
 
 
@@ -252,7 +300,13 @@ def test_frozen_weights_never_change():
 
 @pytest.mark.parametrize(
     ("fan_in", "prune", "expected"),
-    [(200, 0.0, 0.1), (200, 0.75, 0.2), (50, 0.0, 0.2), (576, 0.8, math.sqrt(2 / 115.2)), (1, 0.0, math.sqrt(2))],
+    [
+        (200, 0.0, 0.1),
+        (200, 0.75, 0.2),
+        (50, 0.0, 0.2),
+        (576, 0.8, math.sqrt(2 / 115.2)),
+        (1, 0.0, math.sqrt(2)),
+    ],
 )
 def test_the_deviation_is_that_of_the_fan_in_that_survives(fan_in, prune, expected):
     assert init.standard_deviation(fan_in, prune) == pytest.approx(expected, rel=1e-12)
@@ -270,7 +324,9 @@ def test_the_gain_of_the_nonlinearity_can_be_chosen():
 def test_a_pruned_layer_keeps_the_variance_of_what_passes_through(prune):
     fan_in, outputs = 1000, 200
     deviation = init.standard_deviation(fan_in, prune, gain=1.0)
-    weight = init.frozen_weight(0, "a", (outputs, fan_in), "kaiming_normal", deviation).astype(np.float64)
+    weight = init.frozen_weight(0, "a", (outputs, fan_in), "kaiming_normal", deviation).astype(
+        np.float64
+    )
     kept = np.random.default_rng(0).random(weight.shape) >= prune
     passed = (weight * kept) @ np.random.default_rng(1).standard_normal((fan_in, 50))
     assert passed.var() == pytest.approx(1, abs=0.1)

@@ -39,7 +39,9 @@ SGD, ADAM = "sgd", "adam"
 PRINTED = {  # tables 5, 6 and 7: optimizer, learning rate, momentum, weight decay, batch, epochs
     **{f"conv{depth}_mpt_1_32": (SGD, 0.1, 0.9, 1e-4, 128, 250) for depth in (2, 4, 6, 8)},
     **{f"conv{depth}_mpt_1_1": (ADAM, 0.1, None, 1e-4, 128, 250) for depth in (2, 4, 6, 8)},
-    **{f"conv{depth}_dense": (ADAM, 0.0003, None, None, 60, 100) for depth in (2, 4, 6, 8)},  # appendix A.1, in words
+    **{
+        f"conv{depth}_dense": (ADAM, 0.0003, None, None, 60, 100) for depth in (2, 4, 6, 8)
+    },  # appendix A.1, in words
     "resnet18_mpt_1_32": (SGD, 0.1, 0.9, 5e-4, 256, 250),
     "resnet18_mpt_1_32_bn": (SGD, 0.1, 0.9, 5e-4, 256, 250),
     "vgg_small_mpt_1_1": (ADAM, 3.63e-3, None, 17.335, 128, 600),
@@ -98,17 +100,30 @@ def test_what_holds_for_all_of_them(name):
     ticket = found.method != "dense"
     assert found.warmup == (5 if imagenet and ticket else 0)
     assert found.label_smoothing == (0.1 if imagenet and ticket else 0)
-    assert found.ticket.init == ("signed_constant" if imagenet and ticket and found.ticket.bits == "1/32" else "kaiming_normal")
-    assert (found.data.crop, found.data.flip, found.data.size) == ((0, False, 224) if imagenet else (4, True, None))
+    assert found.ticket.init == (
+        "signed_constant"
+        if imagenet and ticket and found.ticket.bits == "1/32"
+        else "kaiming_normal"
+    )
+    assert (found.data.crop, found.data.flip, found.data.size) == (
+        (0, False, 224) if imagenet else (4, True, None)
+    )
     if ticket and found.optimizer == "adam":
         assert (found.relative, found.decays) == (False, ())
     budget = found.about["budget"]
     assert budget["images"] == (1_281_167 if imagenet else 50_000)
-    assert (budget["epochs"], budget["steps"]) == (found.epochs, found.epochs * -(-budget["images"] // found.batch))
+    assert (budget["epochs"], budget["steps"]) == (
+        found.epochs,
+        found.epochs * -(-budget["images"] // found.batch),
+    )
 
 
 def test_an_odd_value_has_a_comment():
-    line = next(line for line in recipe_text("vgg_small_mpt_1_1").splitlines() if line.startswith("weight_decay"))
+    line = next(
+        line
+        for line in recipe_text("vgg_small_mpt_1_1").splitlines()
+        if line.startswith("weight_decay")
+    )
     assert "this is what the paper prints" in line
 
 
@@ -138,19 +153,30 @@ def places(tmp_path_factory):
         for number in range(4):
             place = folder / "imagenet" / split / f"class{number % 2}"
             place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(place / f"{number}.png")
-    return {"cifar10": f"arrays:{folder / 'images.npz'}", "imagenet": f"imagenet:{folder / 'imagenet'}"}
+            Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(
+                place / f"{number}.png"
+            )
+    return {
+        "cifar10": f"arrays:{folder / 'images.npz'}",
+        "imagenet": f"imagenet:{folder / 'imagenet'}",
+    }
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_recipe_runs_two_steps_and_what_it_says_arrives(name, places, monkeypatch):
     """The recipe as it is, on fewer and smaller images: its network is built, its optimizer moves what should move."""
     asked = recipe(name)
-    small = ["batch=2", "data.size=64", "data.workers=0"] if asked.data.source == "imagenet" else ["batch=4"]
+    small = (
+        ["batch=2", "data.size=64", "data.workers=0"]
+        if asked.data.source == "imagenet"
+        else ["batch=4"]
+    )
     found = recipe(name, f"data.source={places[asked.data.source]}", *small)
     train, val = load_data(found.data)
     assert (train.crop, train.flip) == (asked.data.crop, asked.data.flip)
-    with InitMode("constant") if asked.method != "dense" else nullcontext():  # surgery draws weights of its own
+    with (
+        InitMode("constant") if asked.method != "dense" else nullcontext()
+    ):  # surgery draws weights of its own
         network = build_network(architecture_of(registry.resolve(found.model), train), found)
 
     seen = {"smoothing": set()}
@@ -158,7 +184,11 @@ def test_a_recipe_runs_two_steps_and_what_it_says_arrives(name, places, monkeypa
 
     def watched_optimizer(model, config):
         seen["model"], seen["optimizer"] = model, make_optimizer(model, config)
-        seen["before"] = {key: value.detach().clone() for key, value in model.named_parameters() if value.requires_grad}
+        seen["before"] = {
+            key: value.detach().clone()
+            for key, value in model.named_parameters()
+            if value.requires_grad
+        }
         return seen["optimizer"]
 
     def watched_loss(output, labels, smoothing):
@@ -173,9 +203,19 @@ def test_a_recipe_runs_two_steps_and_what_it_says_arrives(name, places, monkeypa
     model, optimizer, kinds = seen["model"], seen["optimizer"], parameter_kinds(seen["model"])
     _require_settings(asked, found, optimizer, model, kinds, len(train))
     assert seen["smoothing"] == {asked.label_smoothing}
-    moved = {key for key, before in seen["before"].items() if not torch.equal(model.get_parameter(key).detach(), before)}
-    learned = {"dense", "norm", "other"} if asked.method == "dense" else {"scores", *(["norm"] if asked.ticket.learn_bn else [])}
-    assert {kinds[key] for key in moved} == learned - {kind for kind in learned if kind not in kinds.values()}
+    moved = {
+        key
+        for key, before in seen["before"].items()
+        if not torch.equal(model.get_parameter(key).detach(), before)
+    }
+    learned = (
+        {"dense", "norm", "other"}
+        if asked.method == "dense"
+        else {"scores", *(["norm"] if asked.ticket.learn_bn else [])}
+    )
+    assert {kinds[key] for key in moved} == learned - {
+        kind for kind in learned if kind not in kinds.values()
+    }
     main = "dense" if asked.method == "dense" else "scores"
     assert all(key in moved for key, kind in kinds.items() if kind == main)
     for layer in model.modules():
@@ -190,7 +230,9 @@ def _require_settings(asked, found, optimizer, model, kinds, images):
     kind_of = {id(parameter): kinds[key] for key, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         assert group["lr"] == pytest.approx(last)
-        assert (group["momentum"] if asked.optimizer == "sgd" else group["betas"][0]) == asked.momentum
+        assert (
+            group["momentum"] if asked.optimizer == "sgd" else group["betas"][0]
+        ) == asked.momentum
         for parameter in group["params"]:
             kind = kind_of[id(parameter)]
             kind = "bias" if kind == "dense" and parameter.dim() <= 1 else kind
@@ -204,11 +246,19 @@ def test_the_list_has_every_recipe_with_the_papers_figure():
     listed = json.loads(_run("--json").stdout)
     assert [facts["name"] for facts in listed] == recipe_names()
     found = next(facts for facts in listed if facts["name"] == "vgg_small_mpt_1_1_bn")
-    assert (found["model"], found["bits"], found["prune"], found["learn_bn"]) == ("mptify:vgg_small_x1.25", "1/1", 0.75, True)
+    assert (found["model"], found["bits"], found["prune"], found["learn_bn"]) == (
+        "mptify:vgg_small_x1.25",
+        "1/1",
+        0.75,
+        True,
+    )
     assert (found["about"]["top1"], found["about"]["reproduces"]) == (91.9, ["table 2", "table 9"])
     lines = _run().output.splitlines()
     assert lines[0].split() == ["recipe", "network", "bits", "pruned", "reproduces", "top-1"]
-    assert next(line for line in lines if line.startswith("resnet34_dense")).split("  ")[-1].strip() == "73.27"
+    assert (
+        next(line for line in lines if line.startswith("resnet34_dense")).split("  ")[-1].strip()
+        == "73.27"
+    )
 
 
 @pytest.mark.parametrize("width", [50, 60, 79, 80, 100])
@@ -229,7 +279,9 @@ def test_the_list_fits_a_terminal(width):
 def test_one_recipe_is_printed_as_it_is_with_its_command(tmp_path):
     printed = _run("wrn34_mpt_1_1").output
     assert printed.startswith(recipe_text("wrn34_mpt_1_1").rstrip())
-    assert printed.splitlines()[-1] == "# mptify search --recipe wrn34_mpt_1_1 --data imagenet:FOLDER"
+    assert (
+        printed.splitlines()[-1] == "# mptify search --recipe wrn34_mpt_1_1 --data imagenet:FOLDER"
+    )
     (tmp_path / "mine.yaml").write_text(printed)
     assert make_recipe(*find_recipe(str(tmp_path / "mine.yaml"))) == recipe("wrn34_mpt_1_1")
     assert json.loads(_run("conv4_mpt_1_1", "--json").stdout)["settings"]["lr"] == 0.1
@@ -239,12 +291,17 @@ def test_one_recipe_is_printed_as_it_is_with_its_command(tmp_path):
 def test_a_wrong_name_is_told_in_one_sentence_with_the_nearest():
     result = _run("vgg_smal_dense")
     assert isinstance(result.exception, BadConfig)
-    assert str(result.exception) == "There is no recipe 'vgg_smal_dense'; did you mean 'vgg_small_dense'?"
+    assert (
+        str(result.exception)
+        == "There is no recipe 'vgg_smal_dense'; did you mean 'vgg_small_dense'?"
+    )
     assert str(_run("qqqq").exception) == "There is no recipe 'qqqq'; `mptify recipes` lists them."
 
 
 def test_the_list_is_plain_in_a_pipe():
-    result = subprocess.run([sys.executable, "-m", "mptify", "recipes"], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "mptify", "recipes"], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout
     assert len(result.stdout.splitlines()) == 1 + len(recipe_names())

@@ -40,7 +40,9 @@ def test_a_name_is_given_once():
     registry = Registry("toy", "tests.helpers.plugin")
     registry.register("one")(conv2)
     registry.register("one")(conv2)  # as when a module is reloaded
-    with pytest.raises(BadConfig, match=r"The toy 'one' is registered already, by mptify.models.conv.conv2"):
+    with pytest.raises(
+        BadConfig, match=r"The toy 'one' is registered already, by mptify.models.conv.conv2"
+    ):
         registry.register("one")(works)
 
 
@@ -56,16 +58,26 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path):
     """In a process of its own: nobody imports the package, and its scheme is known by name."""
     (tmp_path / "outside.py").write_text(Path(plugin.__file__).read_text())
     (tmp_path / "outside-1.0.dist-info").mkdir()
-    (tmp_path / "outside-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
-    (tmp_path / "outside-1.0.dist-info/entry_points.txt").write_text("[mptify.plugins]\nanything = outside\n")
+    (tmp_path / "outside-1.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n"
+    )
+    (tmp_path / "outside-1.0.dist-info/entry_points.txt").write_text(
+        "[mptify.plugins]\nanything = outside\n"
+    )
     command = [sys.executable, "-m", "mptify", "convert", "mptify:conv2", "--init", "toy_uniform"]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    found = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
     assert found.returncode == 0, found.stderr
     (tmp_path / "outside.py").write_text("import no_such_module")
-    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    found = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
     assert found.returncode == 1
-    assert "The plugin 'outside' can't be imported (No module named 'no_such_module')." in found.stderr
+    assert (
+        "The plugin 'outside' can't be imported (No module named 'no_such_module')." in found.stderr
+    )
 
 
 # -- init schemes ------------------------------------------------------------------------------------------------------
@@ -73,7 +85,12 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path):
 
 def test_an_init_scheme_from_outside_survives_a_search_and_a_file(tmp_path):
     images, labels = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 10
-    config = {"epochs": 1, "batch": 20, "warmup": 0, "ticket": {"init": "toy_uniform", "bits": "1/32"}}
+    config = {
+        "epochs": 1,
+        "batch": 20,
+        "warmup": 0,
+        "ticket": {"init": "toy_uniform", "bits": "1/32"},
+    }
     result = mptify.search(conv2(**SMALL), (images, labels), (images, labels), config)
     for layer in mptify.ticket_layers(result.model).values():
         magnitudes = layer.frozen.detach().abs() / layer.init_std
@@ -87,17 +104,46 @@ def test_an_init_scheme_from_outside_survives_a_search_and_a_file(tmp_path):
 
 def test_the_command_line_imports_plugins(tmp_path):
     """In a process of its own, which has not imported the plugin before."""
-    command = [sys.executable, "-m", "mptify", "--plugin", plugin.__name__, "convert", "mptify:conv2", "--init", "toy_uniform", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "mptify",
+        "--plugin",
+        plugin.__name__,
+        "convert",
+        "mptify:conv2",
+        "--init",
+        "toy_uniform",
+        "--json",
+    ]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(found.stdout)["layers"]
-    works("--plugin", plugin.__name__, "convert", "mptify:conv2", "--init", "toy_uniform", "--out", tmp_path / "a.ticket")
+    works(
+        "--plugin",
+        plugin.__name__,
+        "convert",
+        "mptify:conv2",
+        "--init",
+        "toy_uniform",
+        "--out",
+        tmp_path / "a.ticket",
+    )
     assert mptify.read(tmp_path / "a.ticket").config.init == "toy_uniform"
 
 
-@pytest.mark.parametrize("values", [lambda draw: np.ones(3), lambda draw: -np.ones(draw.count), lambda draw: np.full(draw.count, np.nan)])
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda draw: np.ones(3),
+        lambda draw: -np.ones(draw.count),
+        lambda draw: np.full(draw.count, np.nan),
+    ],
+)
 def test_a_scheme_that_draws_no_magnitudes_is_refused(values, monkeypatch):
     monkeypatch.setitem(init_schemes._variants, "broken", values)
-    with pytest.raises(BadConfig, match="the init scheme 'broken' must return 12 non-negative magnitudes"):
+    with pytest.raises(
+        BadConfig, match="the init scheme 'broken' must return 12 non-negative magnitudes"
+    ):
         init.frozen_weight(0, "layer", (3, 4), "broken", 1.0)
 
 
@@ -106,22 +152,49 @@ def test_a_scheme_that_draws_no_magnitudes_is_refused(values, monkeypatch):
 
 def test_a_data_source_from_outside_is_searched_on_and_an_export_target_writes_the_ticket(tmp_path):
     """On the command line, by name."""
-    options = ["--set", "data=toy_stripes:60", "--set", "model=mptify:conv2_x0.25", "--set", "epochs=2", "--set", "batch=20"]
+    options = [
+        "--set",
+        "data=toy_stripes:60",
+        "--set",
+        "model=mptify:conv2_x0.25",
+        "--set",
+        "epochs=2",
+        "--set",
+        "batch=20",
+    ]
     outside = ("--plugin", plugin.__name__)
-    works(*outside, "search", *options, "--set", "warmup=0", "--no-baseline", "--out", tmp_path / "run")
+    works(
+        *outside,
+        "search",
+        *options,
+        "--set",
+        "warmup=0",
+        "--no-baseline",
+        "--out",
+        tmp_path / "run",
+    )
     ticket = tmp_path / "run" / "last.ticket"
     assert mptify.read(ticket).notes["data"] == "toy_stripes:60"
     works(*outside, "eval", ticket, "--data", "toy_stripes:20")
     works(*outside, "export", ticket, "--to", "toy_state")
     state = torch.load(ticket.with_suffix(".toy"))
-    assert torch.equal(state["features.0.fixed_weight"], mptify.load(ticket).state_dict()["features.0.fixed_weight"])
+    assert torch.equal(
+        state["features.0.fixed_weight"],
+        mptify.load(ticket).state_dict()["features.0.fixed_weight"],
+    )
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["search", "--set", "data=digts"], r"There is no data source 'digts'; there are .*cifar10.* Did you mean 'digits'\?"),
-        (["export", "a.ticket", "--to", "onx"], r"There is no export target 'onx'; there are .*dense.* Did you mean 'onnx'\?"),
+        (
+            ["search", "--set", "data=digts"],
+            r"There is no data source 'digts'; there are .*cifar10.* Did you mean 'digits'\?",
+        ),
+        (
+            ["export", "a.ticket", "--to", "onx"],
+            r"There is no export target 'onx'; there are .*dense.* Did you mean 'onnx'\?",
+        ),
     ],
 )
 def test_unknown_sources_and_targets_are_told_with_the_known_ones(command, words):
@@ -143,16 +216,32 @@ def test_a_scope_from_outside_decides_what_survives(tmp_path):
     mptify.save(ticketed, tmp_path / "a.ticket")
     x = torch.randn(1, 3, 32, 32)
     assert torch.equal(mptify.load(tmp_path / "a.ticket")(x), ticketed.eval()(x))
-    options = ("convert", "mptify:conv2", "--scope", "toy_first", "--prune", "0.9", "--floor", "0.05")
+    options = (
+        "convert",
+        "mptify:conv2",
+        "--scope",
+        "toy_first",
+        "--prune",
+        "0.9",
+        "--floor",
+        "0.05",
+    )
     works("--plugin", plugin.__name__, *options, "--out", tmp_path / "b.ticket")
     assert mptify.read(tmp_path / "b.ticket").digest == mptify.read(tmp_path / "a.ticket").digest
-    with pytest.raises(BadConfig, match=r"There is no pruning scope 'gobal'; .* Did you mean 'global'"):
+    with pytest.raises(
+        BadConfig, match=r"There is no pruning scope 'gobal'; .* Did you mean 'global'"
+    ):
         mptify.transform("mptify:conv2", scope="gobal")
 
 
 def test_a_scope_that_leaves_a_layer_empty_is_refused(monkeypatch):
-    monkeypatch.setattr(plugin.ToyFirst, "select", lambda self, scores, kept: [values > 1e9 for values in scores])
-    with pytest.raises(mptify.MptifyError, match=r"features.0: ToyFirst.select must return a boolean mask .* at least one survivor"):
+    monkeypatch.setattr(
+        plugin.ToyFirst, "select", lambda self, scores, kept: [values > 1e9 for values in scores]
+    )
+    with pytest.raises(
+        mptify.MptifyError,
+        match=r"features.0: ToyFirst.select must return a boolean mask .* at least one survivor",
+    ):
         mptify.transform("mptify:conv2", scope="toy_first")(torch.randn(1, 3, 32, 32))
 
 
@@ -269,6 +358,8 @@ def test_a_composite_is_converted_whole_or_not_at_all():
         "pair.left": "asked: excluded (its module is converted whole)",
         "pair.right": "asked: excluded (its module is converted whole)",
     }
+
+
 # -- runtime kernels ---------------------------------------------------------------------------------------------------
 
 packs = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
@@ -306,7 +397,12 @@ def test_a_packed_file_asks_for_the_package_of_its_kernel(tmp_path):
     path = tmp_path / "a.ticket"
     mptify.save(ticketed, path, TWO_CHANNELS)
     works("--plugin", plugin.__name__, "export", path, "--to", "packed")
-    command = [sys.executable, "-c", "import mptify, sys; mptify.load(sys.argv[1])", str(path.with_suffix(".packed"))]
+    command = [
+        sys.executable,
+        "-c",
+        "import mptify, sys; mptify.load(sys.argv[1])",
+        str(path.with_suffix(".packed")),
+    ]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 1
     assert "There is no runtime kernel 'toy_conv'; there are bitsliced_conv" in found.stderr
@@ -327,5 +423,7 @@ def test_a_kernel_that_nobody_registered_is_not_stored():
     class Unknown(TorchKernel):
         pass
 
-    with pytest.raises(mptify.MptifyError, match=r"Unknown is not a registered kernel.*mptify\.registry\.kernels"):
+    with pytest.raises(
+        mptify.MptifyError, match=r"Unknown is not a registered kernel.*mptify\.registry\.kernels"
+    ):
         serialize(Unknown())

@@ -17,7 +17,9 @@ FOLDERS = [
     "nn", "models", "surgery", "ticket", "runtime", "training", "export", "report", "tools", "cli",
 ]  # fmt: skip
 LEVEL = {name: level for level, name in enumerate(FOLDERS)}
-FILES = sorted(path for path in (ROOT / "mptify").rglob("*.py") if path.name not in ("__main__.py",))
+FILES = sorted(
+    path for path in (ROOT / "mptify").rglob("*.py") if path.name not in ("__main__.py",)
+)
 
 
 def part(path):
@@ -34,7 +36,9 @@ def test_imports_point_one_way(path):
         modules = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module == "mptify":
-            modules = [f"mptify.{alias.name}" for alias in node.names if alias.name != "__version__"]
+            modules = [
+                f"mptify.{alias.name}" for alias in node.names if alias.name != "__version__"
+            ]
         for module in modules:
             if module.startswith("mptify."):
                 there = module.split(".")[1]
@@ -45,10 +49,14 @@ def test_only_the_command_line_prints():
     for path in FILES:
         if part(path) != "cli":
             calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-            assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"], path
+            assert not [
+                n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"
+            ], path
 
 
-@pytest.mark.parametrize(("language", "files"), [("python", "docs/examples/*.py"), ("yaml", "recipes/**/*.yaml")])
+@pytest.mark.parametrize(
+    ("language", "files"), [("python", "docs/examples/*.py"), ("yaml", "recipes/**/*.yaml")]
+)
 def test_every_snippet_in_the_docs_is_a_file_word_for_word(language, files):
     """Or whole lines of one; the examples are run below."""
     texts = {str(path.relative_to(ROOT)): "\n" + path.read_text() for path in ROOT.glob(files)}
@@ -58,15 +66,21 @@ def test_every_snippet_in_the_docs_is_a_file_word_for_word(language, files):
 
 
 def test_the_page_of_settings_is_what_the_program_says():
-    assert (ROOT / "docs/settings.md").read_text() == page(), "python -m mptify.tools.settings_page > docs/settings.md"
+    assert (ROOT / "docs/settings.md").read_text() == page(), (
+        "python -m mptify.tools.settings_page > docs/settings.md"
+    )
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs/examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/examples").glob("*.py")), ids=lambda path: path.name
+)
 def test_the_examples_in_the_docs_run(path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [str(path)])
     if path.name == "in_timm.py":  # which is about the order of imports
-        assert subprocess.run([sys.executable, "-W", "error", str(path)], check=True, capture_output=True).stdout
+        assert subprocess.run(
+            [sys.executable, "-W", "error", str(path)], check=True, capture_output=True
+        ).stdout
         return
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out

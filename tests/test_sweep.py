@@ -19,9 +19,15 @@ from mptify.tools import sweep as sweeping
 from mptify.tools.sweep import read_results, run_sweep
 from mptify.tools.sweep_grid import cells_of, find_sweep, sweep_names
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 SMALL = {
-    "set": {"model": "mptify:conv2_x{width}", "data": {"source": "digits", "train_images": 100, "val_images": 50}, "epochs": 1},
+    "set": {
+        "model": "mptify:conv2_x{width}",
+        "data": {"source": "digits", "train_images": 100, "val_images": 50},
+        "epochs": 1,
+    },
     "grid": {"width": [0.05, 0.1], "ticket.prune": [0.5, 0.8]},
     "lines": [{"name": "MPT-1/32"}, {"name": "dense", "set": {"method": "dense"}, "axes": "width"}],
     "seeds": [3, 4],
@@ -58,13 +64,24 @@ def pretend(monkeypatch, failing=()):
 def test_every_line_varies_over_its_axes_with_every_seed(tmp_path):
     cells = cells_of(find_sweep(written(tmp_path)), {})
     assert len(cells) == 2 * (2 * 2 + 2)
-    assert [cell.name for cell in cells[:2]] == ["mpt-1-32_width0.05_prune0.5_seed3", "mpt-1-32_width0.05_prune0.8_seed3"]
+    assert [cell.name for cell in cells[:2]] == [
+        "mpt-1-32_width0.05_prune0.5_seed3",
+        "mpt-1-32_width0.05_prune0.8_seed3",
+    ]
     one = cells[1].recipe
-    assert (one.model, one.ticket.prune, one.seed, one.ticket.seed, one.baseline) == ("mptify:conv2_x0.05", 0.8, 3, 3, None)
+    assert (one.model, one.ticket.prune, one.seed, one.ticket.seed, one.baseline) == (
+        "mptify:conv2_x0.05",
+        0.8,
+        3,
+        3,
+        None,
+    )
     dense = [cell for cell in cells if cell.line == "dense"]
     assert {cell.recipe.method for cell in dense} == {"dense"}
     assert all(cell.place["ticket.prune"] is None for cell in dense)
-    assert {cell.recipe.epochs for cell in cells_of(find_sweep(written(tmp_path)), {"epochs": 7})} == {7}
+    assert {
+        cell.recipe.epochs for cell in cells_of(find_sweep(written(tmp_path)), {"epochs": 7})
+    } == {7}
 
 
 @pytest.mark.parametrize("name", sweep_names())
@@ -83,7 +100,9 @@ def test_runs_that_fail_leave_the_others_alone_and_are_tried_again(tmp_path, mon
     broken = "mpt-1-32_width0.1_prune0.8_seed3"
     ran = pretend(monkeypatch, [broken])
     told = []
-    rows = run_sweep(sweep, cells, out, on_run_end=lambda cell, row: told.append((cell.name, row["state"])))
+    rows = run_sweep(
+        sweep, cells, out, on_run_end=lambda cell, row: told.append((cell.name, row["state"]))
+    )
     assert ran == [cell.name for cell in cells]
     assert told == [(name, "failed" if name == broken else "done") for name in ran]
     assert [row["run"] for row in rows if row["state"] != "done"] == [broken]
@@ -114,7 +133,10 @@ def test_a_folder_with_other_runs_is_refused_before_anything_runs(tmp_path, monk
         ({"lines": [{"name": "a"}, {"name": "a"}]}, "two lines have the name 'a'"),
         ({"grids": {}}, "no setting 'grids'; did you mean 'grid'"),
         ({"grid": {"width": [1, 1]}}, "grid.width: should be a list of distinct values"),
-        ({"figure": {"x": "depth"}}, "figure: the grid has no axis 'depth'; its axes are width, ticket.prune"),
+        (
+            {"figure": {"x": "depth"}},
+            "figure: the grid has no axis 'depth'; its axes are width, ticket.prune",
+        ),
         ({"lines": [{"name": "a", "axes": ["depth"]}]}, "the grid has no axis 'depth'"),
         ({"lines": []}, "lines"),
     ],
@@ -126,9 +148,13 @@ def test_a_wrong_sweep_is_one_sentence_that_names_the_file(changes, sentence, tm
 
 
 def test_wrong_settings_are_told_before_anything_runs(tmp_path):
-    with pytest.raises(BadConfig, match="needs the axis 'width', but these runs do not vary along it"):
+    with pytest.raises(
+        BadConfig, match="needs the axis 'width', but these runs do not vary along it"
+    ):
         cells_of(find_sweep(written(tmp_path, lines=[{"name": "a", "axes": "ticket.prune"}])), {})
-    with pytest.raises(BadConfig, match=r"mpt-1-32_width0\.05_prune0\.5_seed3: There is no setting 'epoch'"):
+    with pytest.raises(
+        BadConfig, match=r"mpt-1-32_width0\.05_prune0\.5_seed3: There is no setting 'epoch'"
+    ):
         cells_of(find_sweep(written(tmp_path)), {"epoch": 1})
     with pytest.raises(BadConfig, match="did you mean 'depth_small'"):
         find_sweep("depht_small")
@@ -165,7 +191,9 @@ def test_a_figure_is_drawn_from_what_is_done(tmp_path, monkeypatch):
     before = (out / "figure.svg").read_bytes()
     CliRunner().invoke(app, ["plot", str(out)])
     assert len((out / "figure.svg").read_bytes()) == len(before)
-    alone = CliRunner().invoke(app, ["plot", str(out / "results.csv"), "--x", "width", "--out", str(tmp_path / "a.pdf")])
+    alone = CliRunner().invoke(
+        app, ["plot", str(out / "results.csv"), "--x", "width", "--out", str(tmp_path / "a.pdf")]
+    )
     assert alone.exit_code == 0
     assert (tmp_path / "a.pdf").read_bytes()[:4] == b"%PDF"
 
@@ -204,9 +232,23 @@ def test_what_cannot_be_drawn_is_told(arguments, sentence, tmp_path, monkeypatch
 def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path):
     """They save, and nobody searches there any more."""
     path = written(
-        tmp_path, grid={"width": [0.05]}, lines=[{"name": "MPT-1/32", "set": {"epochs": 100000}}], seeds=[0], figure={"x": "width"}
+        tmp_path,
+        grid={"width": [0.05]},
+        lines=[{"name": "MPT-1/32", "set": {"epochs": 100000}}],
+        seeds=[0],
+        figure={"x": "width"},
     )
-    command = [sys.executable, "-m", "mptify", "sweep", path, "--out", str(tmp_path / "out"), "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mptify",
+        "sweep",
+        path,
+        "--out",
+        str(tmp_path / "out"),
+        "--threads",
+        "1",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = sweeping.Run(tmp_path / "out/runs/mpt-1-32_width0.05_seed0")
     while len(run.read_metrics()) < 2:
@@ -234,10 +276,17 @@ def test_a_sweep_runs_for_real_goes_on_and_is_not_run_twice(tmp_path):
     assert (row["state"], row["epochs"]) == ("done", "1")
     assert int(row["kept"]) / int(row["weights"]) == pytest.approx(0.2, abs=0.01)
     run = tmp_path / "out/runs/mpt-1-32_width0.05_seed0"
-    assert float(row["top1"]) == pytest.approx(100 * json.loads((run / "metrics.jsonl").read_text())["val_accuracy"], abs=1e-3)
-    assert make_recipe(yaml.safe_load((run / "recipe.yaml").read_text())).model == "mptify:conv2_x0.05"
+    assert float(row["top1"]) == pytest.approx(
+        100 * json.loads((run / "metrics.jsonl").read_text())["val_accuracy"], abs=1e-3
+    )
+    assert (
+        make_recipe(yaml.safe_load((run / "recipe.yaml").read_text())).model == "mptify:conv2_x0.05"
+    )
     when = (run / "last.ticket").stat().st_mtime_ns
-    assert found["lost_width0.05_seed0"]["error"] == "arrays:nowhere.npz: there is no file 'nowhere.npz'."
+    assert (
+        found["lost_width0.05_seed0"]["error"]
+        == "arrays:nowhere.npz: there is no file 'nowhere.npz'."
+    )
     again = CliRunner().invoke(app, command)
     assert "1 of 2 runs failed" in str(again.exception)
     assert (run / "last.ticket").stat().st_mtime_ns == when

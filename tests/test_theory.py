@@ -44,20 +44,43 @@ def just_below_multiples(gain, sparsity, outputs=1):
 @given(errors, chances, sizes, sizes, sizes)
 def test_the_widths_and_counts_are_those_that_the_paper_prints(epsilon, delta, s, n, depth):
     def close(bound, width, nonzeros):
-        assert bound.width == pytest.approx(width, abs=n * s)  # a ceiling may fall on either side of a whole number
+        assert bound.width == pytest.approx(
+            width, abs=n * s
+        )  # a ceiling may fall on either side of a whole number
         assert bound.nonzeros == pytest.approx(nonzeros)
 
-    close(theory.lemma1(epsilon, delta, s), math.ceil(16 / (epsilon * s**0.5) + 16 * math.log(2 / delta)), 2 / (epsilon * s**0.5))
-    close(theory.lemma2(epsilon, delta, s), s * math.ceil(16 * s**0.5 / epsilon + 16 * math.log(2 * s / delta)), 2 * s**1.5 / epsilon)
+    close(
+        theory.lemma1(epsilon, delta, s),
+        math.ceil(16 / (epsilon * s**0.5) + 16 * math.log(2 / delta)),
+        2 / (epsilon * s**0.5),
+    )
+    close(
+        theory.lemma2(epsilon, delta, s),
+        s * math.ceil(16 * s**0.5 / epsilon + 16 * math.log(2 * s / delta)),
+        2 * s**1.5 / epsilon,
+    )
     each = math.ceil(16 * (n * s) ** 0.5 / epsilon + 16 * math.log(2 * n * s / delta))
     close(theory.lemma3(epsilon, delta, s, n), n * s * each, 2 * (n * s) ** 1.5 / epsilon)
-    each = math.ceil(32 * depth * (n * s) ** 0.5 / epsilon + 16 * math.log(2 * n * s * depth / delta))
-    close(theory.theorem(epsilon, delta, s, n, depth), n * s * each, 4 * (n * s) ** 1.5 * depth**2 / epsilon)
+    each = math.ceil(
+        32 * depth * (n * s) ** 0.5 / epsilon + 16 * math.log(2 * n * s * depth / delta)
+    )
+    close(
+        theory.theorem(epsilon, delta, s, n, depth),
+        n * s * each,
+        4 * (n * s) ** 1.5 * depth**2 / epsilon,
+    )
 
 
 def test_the_gain_is_the_share_of_epsilon_that_arrives_at_lemma_1():
-    gains = [theory.lemma1(0.1, 0.1, 4), theory.lemma2(0.1, 0.1, 4), theory.lemma3(0.1, 0.1, 4, 9), theory.theorem(0.1, 0.1, 4, 9, 5)]
-    assert [bound.gain for bound in gains] == pytest.approx([0.1, 0.1 / 4, 0.1 / (4 * 3), 0.1 / (4 * 3 * 10)])
+    gains = [
+        theory.lemma1(0.1, 0.1, 4),
+        theory.lemma2(0.1, 0.1, 4),
+        theory.lemma3(0.1, 0.1, 4, 9),
+        theory.theorem(0.1, 0.1, 4, 9, 5),
+    ]
+    assert [bound.gain for bound in gains] == pytest.approx(
+        [0.1, 0.1 / 4, 0.1 / (4 * 3), 0.1 / (4 * 3 * 10)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,9 +88,15 @@ def test_the_gain_is_the_share_of_epsilon_that_arrives_at_lemma_1():
     [
         (lambda: theory.lemma1(0, 0.1, 4), "epsilon=0: the allowed error should be above 0."),
         (lambda: theory.lemma2(math.nan, 0.1, 4), "epsilon=nan"),
-        (lambda: theory.lemma3(0.1, 1, 4, 4), "delta=1: the allowed probability of failure should be above 0 and below 1."),
+        (
+            lambda: theory.lemma3(0.1, 1, 4, 4),
+            "delta=1: the allowed probability of failure should be above 0 and below 1.",
+        ),
         (lambda: theory.lemma3(0.1, 0.1, 4, 0), "outputs=0: at least 1 is needed."),
-        (lambda: theory.theorem(1, 0.1, 4, 4, 2), "epsilon=1: the theorem needs an error above 0 and below 1."),
+        (
+            lambda: theory.theorem(1, 0.1, 4, 4, 2),
+            "epsilon=1: the theorem needs an error above 0 and below 1.",
+        ),
         (lambda: theory.theorem(0.1, 0.1, 4, 4, 0), "depth=0: at least 1 is needed."),
     ],
 )
@@ -98,13 +127,21 @@ def test_lemmas_2_and_3_hold_at_every_corner_and_their_error_is_known(epsilon, s
     weight = rng.uniform(-1, 1, (n, 6)) / math.sqrt(s)
     weight[np.argsort(rng.random((n, 6))) >= s] = 0
     bound = theory.lemma3(epsilon, 1e-6, s, n)
-    masks = theory.find_masks(weight, bound.gain, s, bound.width, theory.RandomNetwork(seed), "layer")
+    masks = theory.find_masks(
+        weight, bound.gain, s, bound.width, theory.RandomNetwork(seed), "layer"
+    )
     lost = np.abs(masks(cube(6)) - cube(6) @ weight.T)
     kept = bound.gain * np.floor(np.abs(weight) / bound.gain) * np.sign(weight)
-    assert lost.max(axis=0) == pytest.approx(np.abs(weight - kept).sum(axis=1))  # the worst corner, in closed form
+    assert lost.max(axis=0) == pytest.approx(
+        np.abs(weight - kept).sum(axis=1)
+    )  # the worst corner, in closed form
     assert lost.max() <= epsilon / math.sqrt(n) * (1 + 1e-9)
     assert np.linalg.norm(lost, axis=1).max() <= epsilon * (1 + 1e-9)
-    assert masks.nonzeros == 2 * np.floor(np.abs(weight) / bound.gain).sum() <= bound.nonzeros * (1 + 1e-9)
+    assert (
+        masks.nonzeros
+        == 2 * np.floor(np.abs(weight) / bound.gain).sum()
+        <= bound.nonzeros * (1 + 1e-9)
+    )
 
 
 @pytest.mark.parametrize(("s", "n"), [(4, 1), (9, 1), (4, 4), (6, 3)])
@@ -115,18 +152,26 @@ def test_no_larger_gain_would_do(s, n):
         weight = just_below_multiples(gain, s, n)
         masks = theory.find_masks(weight, gain, s, bound.width, theory.RandomNetwork(0), "layer")
         corner = np.ones((1, s))
-        assert least * epsilon < np.linalg.norm(masks(corner) - corner @ weight.T) <= most * epsilon * (1 + 1e-9)
+        assert (
+            least * epsilon
+            < np.linalg.norm(masks(corner) - corner @ weight.T)
+            <= most * epsilon * (1 + 1e-9)
+        )
 
 
 def test_with_the_gain_that_the_paper_prints_the_masks_miss():
     epsilon, s = 0.1, 16
     target = theory.as_target([np.full((1, s), 0.0999)])
     bound = theory.theorem(epsilon, 0.01, s, 1, 1)
-    printed = theory.find_masks(target.weights[0], epsilon, s, bound.width, theory.RandomNetwork(0), "layer")
+    printed = theory.find_masks(
+        target.weights[0], epsilon, s, bound.width, theory.RandomNetwork(0), "layer"
+    )
     worst = np.full((1, s), 1 / math.sqrt(s))
     assert printed.nonzeros == 0
     assert abs(printed(worst) - target(worst)).item() == pytest.approx(3.996 * epsilon)
-    assert theory.check(target, epsilon, 0.01, seeds=2, points=50, fractions=()).worst_error <= epsilon
+    assert (
+        theory.check(target, epsilon, 0.01, seeds=2, points=50, fractions=()).worst_error <= epsilon
+    )
 
 
 @PROPERTY
@@ -185,8 +230,17 @@ def test_the_random_network_is_fair_and_a_function_of_its_seed():
 def test_the_chance_of_failure_is_exact(trials, counts):
     chance = 1.0
     for count in counts:
-        chance *= 1 - sum(math.comb(trials, hits) * 3 ** (trials - hits) for hits in range(min(count, trials + 1))) / 4**trials
-    assert math.exp(checking._log_success(trials, np.array(counts))) == pytest.approx(chance, rel=1e-9, abs=1e-12)
+        chance *= (
+            1
+            - sum(
+                math.comb(trials, hits) * 3 ** (trials - hits)
+                for hits in range(min(count, trials + 1))
+            )
+            / 4**trials
+        )
+    assert math.exp(checking._log_success(trials, np.array(counts))) == pytest.approx(
+        chance, rel=1e-9, abs=1e-12
+    )
 
 
 @settings(max_examples=200, deadline=None, database=None)
@@ -195,7 +249,9 @@ def test_at_the_width_of_lemma_1_it_fails_at_most_with_delta_odd_widths_too(larg
     """`largest` is 1/(ε√s), the most that c can be."""
     width = theory.lemma1(1 / largest, delta, 1).width + more
     count = np.array([math.floor(largest)])
-    success = checking._log_success(width // 2, count) + checking._log_success(width - width // 2, count)
+    success = checking._log_success(width // 2, count) + checking._log_success(
+        width - width // 2, count
+    )
     assert -math.expm1(success) <= delta
 
 
@@ -205,7 +261,9 @@ def test_draws_fail_as_often_as_they_should():
     networks = [theory.RandomNetwork(seed) for seed in range(draws)]
     for width in (neurons // 2, neurons * 7 // 16):
         expected = theory.failure_probability(target, epsilon, delta, width)
-        failed = sum(theory.construct(target, epsilon, delta, network, width) is None for network in networks)
+        failed = sum(
+            theory.construct(target, epsilon, delta, network, width) is None for network in networks
+        )
         assert 0.2 < expected < 0.9
         assert abs(failed / draws - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
 
@@ -213,7 +271,11 @@ def test_draws_fail_as_often_as_they_should():
 def test_the_least_width_is_where_the_chance_falls_to_delta():
     target = theory.random_target(2, 4)
     least = theory.least_width(target, 0.5, 0.1)
-    assert theory.failure_probability(target, 0.5, 0.1, least) <= 0.1 < theory.failure_probability(target, 0.5, 0.1, least - 1)
+    assert (
+        theory.failure_probability(target, 0.5, 0.1, least)
+        <= 0.1
+        < theory.failure_probability(target, 0.5, 0.1, least - 1)
+    )
 
 
 def test_one_missing_neuron_is_a_failure():
@@ -231,25 +293,42 @@ def test_one_missing_neuron_is_a_failure():
 
 
 @pytest.mark.parametrize("make", [theory.random_target, theory.extreme_target])
-@pytest.mark.parametrize(("depth", "width", "sparsity", "inputs"), [(1, 4, 4, 4), (2, 4, 2, 8), (3, 4, 4, 4), (2, 2, 8, 8)])
+@pytest.mark.parametrize(
+    ("depth", "width", "sparsity", "inputs"),
+    [(1, 4, 4, 4), (2, 4, 2, 8), (3, 4, 4, 4), (2, 2, 8, 8)],
+)
 def test_every_promise_is_kept(make, depth, width, sparsity, inputs):
     target = make(depth, width, sparsity, inputs)
     found = theory.check(target, 0.5, 0.1, seeds=10, points=200)
     assert found.holds
     assert found.failed == 0
     assert found.worst_error <= found.certified_error * (1 + 1e-9) + 1e-12
-    assert found.certified_error <= math.expm1(0.5 / 2)  # what the proof's induction gives when it is not rounded up to ε
+    assert found.certified_error <= math.expm1(
+        0.5 / 2
+    )  # what the proof's induction gives when it is not rounded up to ε
     assert found.fractions[0].failed <= found.fractions[-1].failed > 0
     bounds = theory.layer_bounds(target, 0.5, 0.1)
-    assert found.nonzeros <= sum(bound.nonzeros for bound in bounds) <= found.nonzeros_allowed * (1 + 1e-9)
-    assert found.neurons == max(bound.width for bound in bounds) <= theory.theorem(0.5, 0.1, sparsity, target.width, depth).width
+    assert (
+        found.nonzeros
+        <= sum(bound.nonzeros for bound in bounds)
+        <= found.nonzeros_allowed * (1 + 1e-9)
+    )
+    assert (
+        found.neurons
+        == max(bound.width for bound in bounds)
+        <= theory.theorem(0.5, 0.1, sparsity, target.width, depth).width
+    )
 
 
 @pytest.mark.parametrize("depth", [2, 3])
 def test_the_width_drawn_is_the_theorems(depth):
-    found = theory.check(theory.random_target(depth, 4, 3), 0.5, 0.1, seeds=1, points=1, fractions=())
+    found = theory.check(
+        theory.random_target(depth, 4, 3), 0.5, 0.1, seeds=1, points=1, fractions=()
+    )
     assert found.neurons == theory.theorem(0.5, 0.1, 3, 4, depth).width
-    assert found.gains == pytest.approx([0.5 / (2 * depth * 3 * 2)] * (depth - 1) + [0.5 / (2 * depth * 3)])
+    assert found.gains == pytest.approx(
+        [0.5 / (2 * depth * 3 * 2)] * (depth - 1) + [0.5 / (2 * depth * 3)]
+    )
 
 
 def test_weights_at_the_bound_take_all_the_neurons_that_are_allowed():
@@ -268,7 +347,11 @@ def test_climbing_finds_more_than_many_random_points():
     found = theory.construct(target, 0.5, 0.1, theory.RandomNetwork(0))
     many = theory.ball_points(6, 20_000, seed=1)
     most = np.linalg.norm(found(many) - target(many), axis=1).max()
-    assert most <= checking._worst_error(target, found, theory.ball_points(6, 500)) <= theory.certified_error(target, found)
+    assert (
+        most
+        <= checking._worst_error(target, found, theory.ball_points(6, 500))
+        <= theory.certified_error(target, found)
+    )
 
 
 @pytest.mark.parametrize("inputs", [1, 3, 14])
@@ -301,7 +384,9 @@ def test_the_check_can_fail(monkeypatch):
 
 
 def test_too_large_a_network_is_refused_before_it_is_drawn():
-    with pytest.raises(BadConfig, match=r"epsilon=1e-07: the random network would have .* take a larger ε"):
+    with pytest.raises(
+        BadConfig, match=r"epsilon=1e-07: the random network would have .* take a larger ε"
+    ):
         theory.check(theory.random_target(2, 4), 1e-7, 0.1)
 
 
@@ -328,16 +413,28 @@ def test_extreme_targets_meet_them_with_equality(depth):
 
 
 def test_a_sequential_and_its_matrices_are_one_target():
-    model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False))
+    model = nn.Sequential(
+        nn.Linear(6, 4, bias=False),
+        nn.ReLU(),
+        nn.Linear(4, 4, bias=False),
+        nn.ReLU(),
+        nn.Linear(4, 3, bias=False),
+    )
     for layer in (model[0], model[2], model[4]):
         nn.init.uniform_(layer.weight, -0.2, 0.2)
     target = theory.as_target(model)
     assert target.sparsity == 6
     points = theory.ball_points(6, 100)
-    np.testing.assert_allclose(target(points), model(torch.tensor(points, dtype=torch.float32)).detach().numpy(), atol=1e-6)
-    listed = theory.as_target([model[0].weight, model[2].weight.detach().numpy(), model[4].weight.tolist()])
+    np.testing.assert_allclose(
+        target(points), model(torch.tensor(points, dtype=torch.float32)).detach().numpy(), atol=1e-6
+    )
+    listed = theory.as_target(
+        [model[0].weight, model[2].weight.detach().numpy(), model[4].weight.tolist()]
+    )
     assert all((one == other).all() for one, other in zip(target.weights, listed.weights))
-    assert theory.check(model, 0.5, 0.1, seeds=2, points=100).holds  # three outputs: the error is that of the vector
+    assert theory.check(
+        model, 0.5, 0.1, seeds=2, points=100
+    ).holds  # three outputs: the error is that of the vector
 
 
 def test_scaling_brings_a_network_into_the_hypotheses_and_keeps_what_it_computes():
@@ -361,17 +458,32 @@ def linear(*sizes_, **options):
     ("network", "message"),
     [
         ([], "The network has no layer"),
-        ([np.ones(3)], r"layer 1: a matrix of outputs × inputs is needed, but this one has the shape \(3,\); pass a single layer as"),
+        (
+            [np.ones(3)],
+            r"layer 1: a matrix of outputs × inputs is needed, but this one has the shape \(3,\); pass a single layer as",
+        ),
         ([["a"]], "layer 1: a matrix of numbers is needed"),
         ([np.full((1, 2), np.nan)], "layer 1: its weights should be finite, but 2 are not."),
-        ([np.eye(2), np.eye(3)], "layer 2: it takes 3 inputs, but the layer before it has 2 outputs; transpose"),
+        (
+            [np.eye(2), np.eye(3)],
+            "layer 2: it takes 3 inputs, but the layer before it has 2 outputs; transpose",
+        ),
         (
             [np.eye(2) / 2, np.full((1, 2), 0.8)],
             r"layer 2: its largest weight is 0.8, but at most 1/√2 = 0.707107 is allowed; divide the layer by 1.1",
         ),
-        ([np.full((3, 4), 0.5)], r"layer 1: its spectral norm is 1.73205, but at most 1 is allowed; divide the layer by 1.73205"),
-        (linear(3, 2, bias=True), "layer '0': the theorem's networks have no biases; build it with bias=False."),
-        (nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh()), "layer '1': should be ReLU, not Tanh"),
+        (
+            [np.full((3, 4), 0.5)],
+            r"layer 1: its spectral norm is 1.73205, but at most 1 is allowed; divide the layer by 1.73205",
+        ),
+        (
+            linear(3, 2, bias=True),
+            "layer '0': the theorem's networks have no biases; build it with bias=False.",
+        ),
+        (
+            nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh()),
+            "layer '1': should be ReLU, not Tanh",
+        ),
         (nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU()), "The network ends with ReLU"),
         (nn.Linear(2, 2), "Linear: an nn.Sequential of Linear"),
     ],
@@ -384,7 +496,9 @@ def test_a_network_outside_the_hypotheses_is_told_where_and_what_to_do(network, 
 
 def test_a_sparsity_that_is_too_small_names_the_row():
     weight = np.array([[0.1, 0, 0], [0.1, 0.1, 0]])
-    with pytest.raises(CannotConvert, match="layer 1: row 1 has 2 weights, but sparsity=1 allows 1; raise it to 2"):
+    with pytest.raises(
+        CannotConvert, match="layer 1: row 1 has 2 weights, but sparsity=1 allows 1; raise it to 2"
+    ):
         theory.as_target([weight], sparsity=1)
     assert theory.as_target(theory.as_target([weight]), sparsity=3).sparsity == 3
 
@@ -411,7 +525,20 @@ def test_the_table_covers_depths_widths_errors_and_chances():
 
 
 def test_one_network_shows_the_bounds_and_speaks_json():
-    arguments = ["--depth", "2", "--width", "4", "--epsilon", "0.5", "--delta", "0.1", "--seeds", "3", "--target", "extreme"]
+    arguments = [
+        "--depth",
+        "2",
+        "--width",
+        "4",
+        "--epsilon",
+        "0.5",
+        "--delta",
+        "0.1",
+        "--seeds",
+        "3",
+        "--target",
+        "extreme",
+    ]
     result = run(*arguments)
     assert "theorem       9,856" in result.output
     report = json.loads(run(*arguments, "--json").stdout)
@@ -444,8 +571,14 @@ def test_a_broken_promise_is_an_exit_code(monkeypatch):
         (["--depth", "0"], "depth=0: at least 1 is needed."),
         (["--epsilon", "1.5"], "epsilon=1.5: the theorem needs an error above 0 and below 1."),
         (["--delta", "0"], "delta=0: the allowed probability of failure"),
-        (["--width", "4", "--sparsity", "5"], "sparsity=5: no row of this network has more than 4 weights."),
-        (["--width", "6", "--target", "extreme"], "6 weights in a row: the extreme target consists of Hadamard matrices"),
+        (
+            ["--width", "4", "--sparsity", "5"],
+            "sparsity=5: no row of this network has more than 4 weights.",
+        ),
+        (
+            ["--width", "6", "--target", "extreme"],
+            "6 weights in a row: the extreme target consists of Hadamard matrices",
+        ),
         (["--target", "hard"], "target='hard': should be random or extreme."),
         (["--seeds", "-1"], "seeds=-1, points=2000: at least 1 of each is needed."),
     ],

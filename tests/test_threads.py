@@ -16,7 +16,13 @@ from mptify.models import registry
 from mptify.models.init_mode import InitMode
 from mptify.ticket.codec import to_bytes
 
-NAMES = ["mptify:conv2", "timm:test_resnet", "timm:test_vit", "torchvision:squeezenet1_1", "timm:test_efficientnet"]
+NAMES = [
+    "mptify:conv2",
+    "timm:test_resnet",
+    "timm:test_vit",
+    "torchvision:squeezenet1_1",
+    "timm:test_efficientnet",
+]
 
 
 @contextmanager
@@ -57,11 +63,15 @@ def build():
 
 
 def train():
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+    )
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
     for mode in (True, False, True):
         network.train(mode)
-        assert [part.training for part in network.modules()] == [mode] * len(list(network.modules()))
+        assert [part.training for part in network.modules()] == [mode] * len(
+            list(network.modules())
+        )
         network(torch.ones(2, 3, 8, 8)).sum().backward()
         optimizer.step()
 
@@ -103,7 +113,9 @@ def test_eight_threads_give_the_bytes_of_one_while_others_build_train_and_draw(t
         image = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
         image = image[..., :32, :32] if name == "mptify:conv2" else image
         if bits == "1/1":
-            torch.testing.assert_close(mptify.pack(loaded, image)(image), ticketed(image), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                mptify.pack(loaded, image)(image), ticketed(image), rtol=1e-4, atol=1e-5
+            )
         assert torch.equal(loaded(image), ticketed(image))
         return data
 
@@ -117,7 +129,9 @@ def test_eight_threads_give_the_bytes_of_one_while_others_build_train_and_draw(t
 def test_loading_leaves_the_global_generator_and_the_default_type_alone(tmp_path):
     path = tmp_path / "a.ticket"
     network = timm.create_model("test_vit", num_classes=5)
-    mptify.save(mptify.transform(network, prune=0.5), path, "timm:test_vit", arguments={"num_classes": 5})
+    mptify.save(
+        mptify.transform(network, prune=0.5), path, "timm:test_vit", arguments={"num_classes": 5}
+    )
     before = torch.get_rng_state()
     wanted = {name: tensor.clone() for name, tensor in mptify.load(path).state_dict().items()}
     assert torch.equal(torch.get_rng_state(), before)
@@ -126,7 +140,10 @@ def test_loading_leaves_the_global_generator_and_the_default_type_alone(tmp_path
         found = mptify.load(path).state_dict()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in wanted.items())
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+        for name, tensor in wanted.items()
+    )
 
 
 class Draws(nn.Module):

@@ -13,8 +13,23 @@ import mptify
 from mptify.nn import quantizers, topk
 
 PROPERTY = settings(max_examples=150, deadline=None, database=None)
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, math.inf, -math.inf, math.nan, 2.0**-149, -(2.0**-149), 1.5 * 2.0**127]  # float32, exactly
-one_score = st.one_of(st.sampled_from(SPECIAL), st.floats(-2, 2, width=32), st.floats(width=32, allow_nan=False))
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    math.inf,
+    -math.inf,
+    math.nan,
+    2.0**-149,
+    -(2.0**-149),
+    1.5 * 2.0**127,
+]  # float32, exactly
+one_score = st.one_of(
+    st.sampled_from(SPECIAL), st.floats(-2, 2, width=32), st.floats(width=32, allow_nan=False)
+)
 some_scores = st.lists(one_score, min_size=1, max_size=60)
 fractions = st.floats(0, 1, exclude_max=True)
 
@@ -22,7 +37,10 @@ fractions = st.floats(0, 1, exclude_max=True)
 def slow_mask(scores, kept):
     """Rank by |score|, NaN first, then by index; keep the first `kept`."""
     values = [float(score) for score in np.asarray(scores).ravel()]
-    ranked = sorted(range(len(values)), key=lambda i: (0, 0.0, i) if math.isnan(values[i]) else (1, -abs(values[i]), i))
+    ranked = sorted(
+        range(len(values)),
+        key=lambda i: (0, 0.0, i) if math.isnan(values[i]) else (1, -abs(values[i]), i),
+    )
     mask = np.zeros(len(values), bool)
     mask[ranked[:kept]] = True
     return mask.reshape(np.shape(scores))
@@ -125,7 +143,12 @@ def test_ties_count_across_signs_and_rows():
 
 
 def test_plus_and_minus_zero_are_equals():
-    assert topk.select_mask(torch.tensor([-0.0, 0.0, -0.0, 0.0]), 2).tolist() == [True, True, False, False]
+    assert topk.select_mask(torch.tensor([-0.0, 0.0, -0.0, 0.0]), 2).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_infinities_outrank_numbers_and_nan_outranks_infinities():
@@ -147,7 +170,9 @@ def test_an_impossible_number_of_survivors_is_refused(kept):
 
 @pytest.mark.parametrize("kept", [1, 100, 359])
 def test_the_mask_does_not_depend_on_the_memory_format(kept):
-    scores = torch.randint(-6, 7, (5, 8, 3, 3), generator=torch.Generator().manual_seed(0)).float()  # many ties
+    scores = torch.randint(
+        -6, 7, (5, 8, 3, 3), generator=torch.Generator().manual_seed(0)
+    ).float()  # many ties
     plain = topk.select_mask(scores, kept)
     last = scores.to(memory_format=torch.channels_last)
     assert not last.is_contiguous()
@@ -182,7 +207,11 @@ def slow_survivors(scores, weight, kept):
 @given(scores=some_scores, data=st.data())
 def test_survivors_are_the_frozen_signs_under_the_mask(scores, data):
     kept = data.draw(st.integers(1, len(scores)))
-    weight = data.draw(st.lists(st.sampled_from([0.5, -0.5, 2.0, -2.0, 0.0]), min_size=len(scores), max_size=len(scores)))
+    weight = data.draw(
+        st.lists(
+            st.sampled_from([0.5, -0.5, 2.0, -2.0, 0.0]), min_size=len(scores), max_size=len(scores)
+        )
+    )
     found = topk.select_survivors(torch.tensor(scores), torch.tensor(weight), kept)
     assert found.dtype == torch.float32
     assert found.tolist() == slow_survivors(scores, weight, kept).tolist()
@@ -258,7 +287,11 @@ def _distribution(name, count):
         "two values": lambda: np.where(rng.random(count) < 0.3, 1.0, -2.0),
         "one outlier": lambda: np.eye(1, count, count // 2)[0],
         "periodic": lambda: np.arange(count) % stride,
-        "with nan and inf": lambda: np.where(rng.random(count) < 0.1, np.nan, np.where(rng.random(count) < 0.1, np.inf, rng.random(count))),
+        "with nan and inf": lambda: np.where(
+            rng.random(count) < 0.1,
+            np.nan,
+            np.where(rng.random(count) < 0.1, np.inf, rng.random(count)),
+        ),
     }
     return made[name]().astype(np.float32)
 
@@ -280,7 +313,9 @@ def test_large_layers_get_the_mask_of_a_full_sort(name, count):
         expected[order[:kept]] = True
         mask = topk.select_mask(torch.from_numpy(scores), kept).numpy()
         assert np.array_equal(mask, expected), kept
-        found = topk.select_survivors(torch.from_numpy(scores), torch.full((count,), -1.0), kept).numpy()
+        found = topk.select_survivors(
+            torch.from_numpy(scores), torch.full((count,), -1.0), kept
+        ).numpy()
         assert np.array_equal(found, np.where(expected, -1.0, 0.0)), kept
 
 
@@ -312,7 +347,9 @@ some_weights = st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=40)
 @PROPERTY
 @given(weight=some_weights, data=st.data())
 def test_the_gain_is_the_mean_magnitude_of_the_survivors(weight, data):
-    mask = data.draw(st.lists(st.booleans(), min_size=len(weight), max_size=len(weight)).filter(any))
+    mask = data.draw(
+        st.lists(st.booleans(), min_size=len(weight), max_size=len(weight)).filter(any)
+    )
     gain = topk.gain(torch.tensor(weight), torch.tensor(mask))
     assert gain.dtype == torch.float32
     assert gain.shape == ()
@@ -339,7 +376,9 @@ def test_no_gradient_flows_through_the_gain():
 def _layer(zeros=True):
     """Scores, frozen weights, a mask and an upstream gradient, with every kind of zero in each role."""
     rng = np.random.default_rng(3)
-    scores, weight, upstream = (torch.from_numpy(rng.standard_normal((4, 9)).astype(np.float32)) for _ in range(3))
+    scores, weight, upstream = (
+        torch.from_numpy(rng.standard_normal((4, 9)).astype(np.float32)) for _ in range(3)
+    )
     if zeros:
         scores[0, :4] = torch.tensor([0.0, -0.0, 0.0, -0.0])
         weight[0, 2:6] = torch.tensor([0.0, -0.0, -0.0, 0.0])
@@ -357,7 +396,9 @@ def test_the_effective_weight_is_gain_times_signs_or_the_weights_themselves(weig
     size = np.float32(slow_gain(weight, mask)) if scaled else np.float32(1)
     expected = np.zeros(weight.shape, np.float32)
     for place in zip(*np.nonzero(mask.numpy())):
-        expected[place] = float(weight[place]) if weight_bits == 32 else plus_or_minus(weight[place]) * size
+        expected[place] = (
+            float(weight[place]) if weight_bits == 32 else plus_or_minus(weight[place]) * size
+        )
     assert found.dtype == torch.float32
     np.testing.assert_array_equal(found.detach().numpy(), expected)
 
@@ -373,7 +414,9 @@ def test_a_weight_of_zero_counts_as_plus_one():
 def test_the_score_gradient_goes_straight_through_the_mask(weight_bits, score_grad):
     scores, weight, mask, upstream = _layer()
     gain = topk.gain(weight, mask)
-    found = topk.ticket_weight(scores, weight, mask, gain, weight_bits=weight_bits, score_grad=score_grad)
+    found = topk.ticket_weight(
+        scores, weight, mask, gain, weight_bits=weight_bits, score_grad=score_grad
+    )
     found.backward(upstream)
     expected = slow_score_grad(upstream, scores.detach(), weight, mask, score_grad)
     np.testing.assert_allclose(scores.grad.numpy(), expected, rtol=1e-6, atol=1e-6)
@@ -397,7 +440,9 @@ def test_with_the_gain_outside_the_gradient_is_still_that_of_the_effective_weigh
 @pytest.mark.parametrize("score_grad", ["biprop", "alpha"])
 def test_the_sign_of_a_zero_score_is_plus_one(score, score_grad):
     scores, weight = torch.full((2,), score, requires_grad=True), torch.tensor([3.0, -3.0])
-    topk.ticket_weight(scores, weight, torch.tensor([True, True]), torch.tensor(3.0), score_grad=score_grad).sum().backward()
+    topk.ticket_weight(
+        scores, weight, torch.tensor([True, True]), torch.tensor(3.0), score_grad=score_grad
+    ).sum().backward()
     assert scores.grad.tolist() == [3.0, -3.0]
 
 
@@ -407,7 +452,9 @@ def test_the_gradient_at_a_zero_weight_is_zero_for_biprop_and_the_gain_for_alpha
     for score_grad in ("biprop", "alpha"):
         scores = torch.tensor([1.0, -1.0, 1.0], requires_grad=True)
         weight, mask = torch.tensor([zero, zero, 1.0]), torch.tensor([True, True, True])
-        topk.ticket_weight(scores, weight, mask, topk.gain(weight, mask), score_grad=score_grad).sum().backward()
+        topk.ticket_weight(
+            scores, weight, mask, topk.gain(weight, mask), score_grad=score_grad
+        ).sum().backward()
         grads[score_grad] = scores.grad.tolist()
     assert grads["biprop"] == [0.0, 0.0, 1.0]
     assert grads["alpha"] == pytest.approx([1 / 3, -1 / 3, 1 / 3], rel=1e-6)
@@ -417,12 +464,16 @@ def test_the_gradient_at_a_zero_weight_is_zero_for_biprop_and_the_gain_for_alpha
 @given(data=st.data(), count=st.integers(1, 20), score_grad=st.sampled_from(["biprop", "alpha"]))
 def test_the_score_gradient_agrees_on_any_layer(data, count, score_grad):
     def numbers(bound):
-        return data.draw(st.lists(st.floats(-bound, bound, width=32), min_size=count, max_size=count))
+        return data.draw(
+            st.lists(st.floats(-bound, bound, width=32), min_size=count, max_size=count)
+        )
 
     scores = torch.tensor(numbers(2), requires_grad=True)
     weight, upstream = torch.tensor(numbers(2)), torch.tensor(numbers(1))
     mask = topk.select_mask(scores, data.draw(st.integers(1, count)))
-    topk.ticket_weight(scores, weight, mask, topk.gain(weight, mask), score_grad=score_grad).backward(upstream)
+    topk.ticket_weight(
+        scores, weight, mask, topk.gain(weight, mask), score_grad=score_grad
+    ).backward(upstream)
     expected = slow_score_grad(upstream, scores.detach(), weight, mask, score_grad)
     np.testing.assert_allclose(scores.grad.numpy(), expected, rtol=1e-6, atol=1e-6)
 
@@ -455,7 +506,9 @@ def test_sign_gives_plus_one_to_both_zeros_and_keeps_the_dtype(dtype, function):
 @PROPERTY
 @given(values=st.lists(st.floats(width=32), min_size=1, max_size=40))
 def test_sign_is_minus_one_below_zero_and_plus_one_elsewhere(values):
-    assert topk.sign(torch.tensor(values)).tolist() == [-1.0 if value < 0 else 1.0 for value in values]
+    assert topk.sign(torch.tensor(values)).tolist() == [
+        -1.0 if value < 0 else 1.0 for value in values
+    ]
 
 
 def slow_slope(x, width):
@@ -464,8 +517,21 @@ def slow_slope(x, width):
 
 @pytest.mark.parametrize("width", [0.25, 0.5, 1.0, 1.3, 2.0, 10.0])
 def test_the_sign_estimator_is_a_triangle_of_the_given_width(width):
-    around = [0.0, -0.0, width, -width, width * 0.999, -width * 1.001, width / 2, -width / 3, 100.0, -100.0]
-    x = torch.tensor([*around, *np.linspace(-2 * width, 2 * width, 41)], dtype=torch.float32, requires_grad=True)
+    around = [
+        0.0,
+        -0.0,
+        width,
+        -width,
+        width * 0.999,
+        -width * 1.001,
+        width / 2,
+        -width / 3,
+        100.0,
+        -100.0,
+    ]
+    x = torch.tensor(
+        [*around, *np.linspace(-2 * width, 2 * width, 41)], dtype=torch.float32, requires_grad=True
+    )
     upstream = torch.linspace(-2, 3, x.numel())
     quantizers.sign(x, width=width).backward(upstream)
     expected = [float(g) * slow_slope(float(v), width) for g, v in zip(upstream, x.detach())]
@@ -476,7 +542,9 @@ def test_the_sign_estimator_is_a_triangle_of_the_given_width(width):
 def test_the_estimators_slope_has_an_area_of_two(width):
     x = torch.linspace(-2 * width, 2 * width, 40_001, dtype=torch.float64, requires_grad=True)
     quantizers.sign(x, width=width).sum().backward()
-    assert float(torch.trapezoid(x.grad, x.detach())) == pytest.approx(2, rel=1e-6)  # sign climbs from -1 to +1
+    assert float(torch.trapezoid(x.grad, x.detach())) == pytest.approx(
+        2, rel=1e-6
+    )  # sign climbs from -1 to +1
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

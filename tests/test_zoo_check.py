@@ -40,5 +40,8 @@ def test_layers_that_are_dead_anyway_are_told_from_broken_ones():
 def test_layers_that_one_seed_switches_off_are_told_from_broken_ones():
     row = zoo_check.check_model(Entry("timm", "mnasnet_small"))
     assert zoo_check.passed(row)
-    assert row["modes"]["1/32"]["unlucky"] == ["blocks.3.0.se.conv_expand", "blocks.3.0.se.conv_reduce"]
+    assert row["modes"]["1/32"]["unlucky"] == [
+        "blocks.3.0.se.conv_expand",
+        "blocks.3.0.se.conv_reduce",
+    ]
     assert "2 layers get a gradient with another seed only" in zoo_table.markdown([row])

@@ -23,7 +23,9 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 def serve(folder):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=folder)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_address[1]}/"
 
@@ -38,11 +40,17 @@ def walk(page, start, faults):
         seen[address] = set()
         answer = page.request.get(address)
         if answer.status != 200:
-            faults.append(f"{links.get((address, ''), start)}: links to {address}, which answers {answer.status}")
+            faults.append(
+                f"{links.get((address, ''), start)}: links to {address}, which answers {answer.status}"
+            )
         elif "html" in answer.headers.get("content-type", ""):
             page.goto(address, wait_until="networkidle")
-            seen[address] = set(page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)"))
-            for link in page.evaluate("[...document.querySelectorAll('a[href]')].map(one => one.href)"):
+            seen[address] = set(
+                page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
+            )
+            for link in page.evaluate(
+                "[...document.querySelectorAll('a[href]')].map(one => one.href)"
+            ):
                 target, part = urldefrag(link)
                 if target.startswith(start):
                     waiting.append(target)
@@ -55,18 +63,31 @@ def walk(page, start, faults):
 
 def listen(page, start, faults):
     """Note what the browser complains of, and what pages want from elsewhere."""
-    page.on("console", lambda message: message.type == "error" and faults.append(f"{page.url}: {message.text}"))
+    page.on(
+        "console",
+        lambda message: message.type == "error" and faults.append(f"{page.url}: {message.text}"),
+    )
     page.on("pageerror", lambda error: faults.append(f"{page.url}: {error}"))
-    page.on("request", lambda asked: asked.url.startswith(("data:", start)) or faults.append(f"{page.url}: asks for {asked.url}"))
+    page.on(
+        "request",
+        lambda asked: (
+            asked.url.startswith(("data:", start))
+            or faults.append(f"{page.url}: asks for {asked.url}")
+        ),
+    )
 
 
 def main(site, shots):
     start, faults = serve(site), []
     Path(shots).mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"]
+        )
         for look, (colours, width, height) in LOOKS.items():
-            page = browser.new_page(color_scheme=colours, viewport={"width": width, "height": height})
+            page = browser.new_page(
+                color_scheme=colours, viewport={"width": width, "height": height}
+            )
             listen(page, start, faults)
             if look == "light":
                 pages, links = walk(page, start, faults)
@@ -79,7 +100,9 @@ def main(site, shots):
                     faults.append(f"{address}: {wide} pixels wide in a window of {width}")
             page.close()
         browser.close()
-    print(f"{len(pages)} pages, {links} links, {len(faults)} faults", *sorted(set(faults)), sep="\n")
+    print(
+        f"{len(pages)} pages, {links} links, {len(faults)} faults", *sorted(set(faults)), sep="\n"
+    )
     return 1 if faults else 0
 
 

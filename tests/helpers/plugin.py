@@ -35,7 +35,10 @@ def toy_uniform(draw):
 def toy_stripes(config, place, splits):
     """Two classes of grey images: stripes along rows, and along columns; `place` says how many."""
     rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 60, (int(place or 40), 8, 8, 1), np.uint8), np.arange(int(place or 40)) % 2
+    images, labels = (
+        rng.integers(0, 60, (int(place or 40), 8, 8, 1), np.uint8),
+        np.arange(int(place or 40)) % 2,
+    )
     images[labels == 0, ::2] += 150
     images[labels == 1, :, ::2] += 150
     return (images, labels), (images, labels)
@@ -133,7 +136,9 @@ class ToyDense(nn.Module):
 @mptify.register(ToyDense)
 def describe_toy_dense(layer):
     inputs, outputs = layer.kernel.shape
-    return mptify.Handler(weight="kernel", inputs=inputs, outputs=outputs, axis=-1, fan_in=inputs, kind="ToyDense")
+    return mptify.Handler(
+        weight="kernel", inputs=inputs, outputs=outputs, axis=-1, fan_in=inputs, kind="ToyDense"
+    )
 
 
 class ToyPair(nn.Module):
@@ -194,6 +199,8 @@ class ToyNet(nn.Module):
 @register_model
 def toy_net(pretrained=False, **options):
     return ToyNet(**{key: options[key] for key in ("num_classes", "in_chans") if key in options})
+
+
 @kernels.register("toy_conv")
 class ToyConv(TorchKernel):
     """A convolution that reads two channels of signs, and makes signs."""

@@ -39,7 +39,9 @@ class RandomNetwork:
     features: frozenset
 
     def __str__(self):
-        shapes = ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in self.inputs)
+        shapes = ", ".join(
+            f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in self.inputs
+        )
         return f"random_network({self.seed}) on {shapes}\n{self.model.describe()}"
 
 
@@ -68,8 +70,15 @@ def _overwrites(program):
 @torch.no_grad()
 def _fill_(model, generator):
     for module in model.modules():
-        for name, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            noise = torch.randn(value.shape, generator=generator) if value.is_floating_point() else torch.zeros(value.shape)
+        for name, value in [
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ]:
+            noise = (
+                torch.randn(value.shape, generator=generator)
+                if value.is_floating_point()
+                else torch.zeros(value.shape)
+            )
             if value.dim() > 1:
                 value.copy_(noise / value[0].numel() ** 0.5)
             elif "var" in name:
@@ -107,7 +116,9 @@ class _Maker:
             build.anything(depth=2)
         build.merge_unread()
         build.heads()
-        return build.program, lambda generator: (torch.randn(4, channels, size, size, generator=generator),)
+        return build.program, lambda generator: (
+            torch.randn(4, channels, size, size, generator=generator),
+        )
 
     # -- transformers --------------------------------------------------------------------------------------------------
 
@@ -127,11 +138,18 @@ class _Maker:
             if self.activation != "any"
             else self.draw.choice(["relu", "gelu", "silu", "hardswish", "leaky", "prelu", "elu"])
         )
-        inplace = self.chance(0.4) and may_overwrite and kind in ("relu", "silu", "hardswish", "leaky")
+        inplace = (
+            self.chance(0.4) and may_overwrite and kind in ("relu", "silu", "hardswish", "leaky")
+        )
         self.has(f"{kind} module", *(["in place"] if inplace else []))
         if kind in ("gelu", "prelu", "elu"):
             return {"gelu": nn.GELU(), "prelu": nn.PReLU(channels or 1), "elu": nn.ELU()}[kind]
-        classes = {"relu": nn.ReLU, "silu": nn.SiLU, "hardswish": nn.Hardswish, "leaky": lambda inplace: nn.LeakyReLU(0.1, inplace)}
+        classes = {
+            "relu": nn.ReLU,
+            "silu": nn.SiLU,
+            "hardswish": nn.Hardswish,
+            "leaky": lambda inplace: nn.LeakyReLU(0.1, inplace),
+        }
         return classes[kind](inplace=inplace)
 
     def activation_function(self):
@@ -199,7 +217,13 @@ class _Build:
         if self.chance(0.5):
             self.step("F.dropout", p=0.2)
         else:
-            self.part(self.draw.choice([nn.Dropout(0.2), nn.Dropout2d(0.2)] if len(self.shape) == 3 else [nn.Dropout(0.2)]))
+            self.part(
+                self.draw.choice(
+                    [nn.Dropout(0.2), nn.Dropout2d(0.2)]
+                    if len(self.shape) == 3
+                    else [nn.Dropout(0.2)]
+                )
+            )
 
     def head(self, features, *inputs):
         """From features to scores of the classes."""
@@ -214,7 +238,9 @@ class _Build:
             self.part(nn.Linear(features, 16), *inputs, shape=(16,))
             self.activate()
             features, inputs = 16, ()
-        return self.part(nn.Linear(features, CLASSES, bias=self.chance(0.8)), *inputs, shape=(CLASSES,))
+        return self.part(
+            nn.Linear(features, CLASSES, bias=self.chance(0.8)), *inputs, shape=(CLASSES,)
+        )
 
     def answer(self, heads):
         if len(heads) > 1:
@@ -227,7 +253,17 @@ class _Image(_Build):
 
     def anything(self, depth):
         channels, size, _ = self.shape
-        actions = {"layers": 8, "skip": 2, "join": 2, "gate": 1, "shuffle": 1, "dropout": 1, "split": 1, "line": 1, "pad": 0.4}
+        actions = {
+            "layers": 8,
+            "skip": 2,
+            "join": 2,
+            "gate": 1,
+            "shuffle": 1,
+            "dropout": 1,
+            "split": 1,
+            "line": 1,
+            "pad": 0.4,
+        }
         actions |= {"pool": 3} if size >= 8 else {}
         actions |= {"grow": 1.5} if size <= 12 else {}
         actions |= {"again": 2, "at_times": 1, "data_dependent": 0.15}
@@ -244,10 +280,33 @@ class _Image(_Build):
 
     def some_conv(self):
         channels = self.shape[0]
-        out = self.draw.choice([channels, channels, min(24, channels + 4), min(24, 2 * channels), max(4, channels // 2)])
-        kind = self.draw.choice(["plain", "plain", "plain", "depthwise", "grouped", "dilated", "strided", "point", "bare"])
+        out = self.draw.choice(
+            [
+                channels,
+                channels,
+                min(24, channels + 4),
+                min(24, 2 * channels),
+                max(4, channels // 2),
+            ]
+        )
+        kind = self.draw.choice(
+            [
+                "plain",
+                "plain",
+                "plain",
+                "depthwise",
+                "grouped",
+                "dilated",
+                "strided",
+                "point",
+                "bare",
+            ]
+        )
         if kind == "depthwise":
-            self.conv(channels * self.draw.choice([1, 1, 2]) if channels <= 16 else channels, groups=channels)
+            self.conv(
+                channels * self.draw.choice([1, 1, 2]) if channels <= 16 else channels,
+                groups=channels,
+            )
         elif kind == "grouped" and channels % 2 == 0:
             self.conv(out + out % 2, groups=2)
         elif kind == "dilated":
@@ -265,19 +324,42 @@ class _Image(_Build):
         padding = dilation * (kernel // 2)
         shape = (out, *[(size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1] * 2)
         bias = self.chance(0.5)
-        names = {"depthwise": groups == channels > 1, "grouped": 1 < groups < channels, "dilated": dilation > 1, "strided": stride > 1}
-        self.has(*(name for name, is_so in names.items() if is_so), *(["bare conv"] if bare else []))
+        names = {
+            "depthwise": groups == channels > 1,
+            "grouped": 1 < groups < channels,
+            "dilated": dilation > 1,
+            "strided": stride > 1,
+        }
+        self.has(
+            *(name for name, is_so in names.items() if is_so), *(["bare conv"] if bare else [])
+        )
         if not bare:
-            options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "bias": bias}
+            options = {
+                "stride": stride,
+                "padding": padding,
+                "dilation": dilation,
+                "groups": groups,
+                "bias": bias,
+            }
             return self.part(nn.Conv2d(channels, out, kernel, **options), shape=shape)
         name = self.parameter("kernel", out, channels // groups, kernel, kernel)
         if bias:
             self.program.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(out)))
-        return self.step("conv2d", part=name, shape=shape, stride=stride, padding=padding, dilation=dilation, groups=groups)
+        return self.step(
+            "conv2d",
+            part=name,
+            shape=shape,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
 
     def normalise(self):
         channels = self.shape[0]
-        kind = self.maker.norm if self.chance(0.8) else self.draw.choice(["batch", "layer", "group"])
+        kind = (
+            self.maker.norm if self.chance(0.8) else self.draw.choice(["batch", "layer", "group"])
+        )
         self.has(f"{kind} norm")
         if kind == "batch":
             self.part(nn.BatchNorm2d(channels))
@@ -297,12 +379,24 @@ class _Image(_Build):
         self.has("transposed")
         if way == "two":
             groups = 2 if channels % 2 == 0 and self.chance(0.4) else 1
-            self.part(nn.ConvTranspose2d(channels, channels, 2, stride=2, groups=groups), shape=shape)
+            self.part(
+                nn.ConvTranspose2d(channels, channels, 2, stride=2, groups=groups), shape=shape
+            )
         elif way == "three":
-            self.part(nn.ConvTranspose2d(channels, channels, 3, stride=2, padding=1, output_padding=1, bias=False), shape=shape)
+            self.part(
+                nn.ConvTranspose2d(
+                    channels, channels, 3, stride=2, padding=1, output_padding=1, bias=False
+                ),
+                shape=shape,
+            )
         else:
             self.has("bare transposed")
-            self.step("conv_transpose2d", part=self.parameter("kernel", channels, channels, 2, 2), stride=2, shape=shape)
+            self.step(
+                "conv_transpose2d",
+                part=self.parameter("kernel", channels, channels, 2, 2),
+                stride=2,
+                shape=shape,
+            )
         self.normalise()
         self.activate()
 
@@ -316,7 +410,9 @@ class _Image(_Build):
         before = self.now
         self.step(".flatten", shape=(channels, height * width))
         if self.chance(0.6):
-            self.part(nn.Conv1d(channels, channels, 3, padding=1, groups=self.draw.choice([1, channels])))
+            self.part(
+                nn.Conv1d(channels, channels, 3, padding=1, groups=self.draw.choice([1, channels]))
+            )
         else:
             self.has("bare 1d")
             self.step("conv1d", part=self.parameter("kernel", channels, channels, 3), padding=1)
@@ -327,8 +423,22 @@ class _Image(_Build):
     def pool(self):
         channels, size, _ = self.shape
         half = (channels, size // 2, size // 2)
-        way = self.draw.choice(["max", "F.max", "avg", "F.avg", "indices", "overlapping", "adaptive", "F.adaptive", "F.adaptive max"])
-        self.has("max pool" if "max" in way or way in ("indices", "overlapping") else "average pool")
+        way = self.draw.choice(
+            [
+                "max",
+                "F.max",
+                "avg",
+                "F.avg",
+                "indices",
+                "overlapping",
+                "adaptive",
+                "F.adaptive",
+                "F.adaptive max",
+            ]
+        )
+        self.has(
+            "max pool" if "max" in way or way in ("indices", "overlapping") else "average pool"
+        )
         self.has("pool function" if "F." in way or way == "indices" else "pool module")
         if "adaptive" in way:
             self.has("adaptive pool")
@@ -352,7 +462,11 @@ class _Image(_Build):
     # -- edges ---------------------------------------------------------------------------------------------------------
 
     def earlier(self):
-        images = [name for name, shape in self.shapes.items() if len(shape) == 3 and name not in (self.now, "x")]
+        images = [
+            name
+            for name, shape in self.shapes.items()
+            if len(shape) == 3 and name not in (self.now, "x")
+        ]
         fresh = [name for name in images if name in self.unread]
         return self.draw.choice(fresh or images) if images else None
 
@@ -361,7 +475,9 @@ class _Image(_Build):
         before = self.now
         self.now = name
         if self.shape[1:] != shape[1:]:
-            self.step("F.adaptive_avg_pool2d", output_size=shape[1], shape=(self.shape[0], *shape[1:]))
+            self.step(
+                "F.adaptive_avg_pool2d", output_size=shape[1], shape=(self.shape[0], *shape[1:])
+            )
         if self.shape[0] != shape[0]:
             self.conv(shape[0], kernel=1)
             if self.chance(0.5):
@@ -392,9 +508,13 @@ class _Image(_Build):
             before = self.now
             self.now = other
             if self.shape[1:] != tuple(size):
-                self.step("F.adaptive_avg_pool2d", output_size=size[0], shape=(self.shape[0], *size))
+                self.step(
+                    "F.adaptive_avg_pool2d", output_size=size[0], shape=(self.shape[0], *size)
+                )
             other, self.now = self.now, before
-            self.step("cat", self.now, other, dim=1, shape=(channels + self.shapes[other][0], *size))
+            self.step(
+                "cat", self.now, other, dim=1, shape=(channels + self.shapes[other][0], *size)
+            )
             if self.chance(0.7):
                 self.conv(min(16, self.shape[0]), kernel=1)
 
@@ -437,19 +557,36 @@ class _Image(_Build):
     def again(self):
         """A layer, or a whole block, that was called before."""
         kinds = (nn.Conv2d, Program)
-        steps = [step for step in self.program.steps if step.kind == "part" and isinstance(self.program.parts[step.part], kinds)]
-        fits = [step.part for step in steps if self.shapes[step.inputs[0]] == self.shapes[step.output] == self.shape]
+        steps = [
+            step
+            for step in self.program.steps
+            if step.kind == "part" and isinstance(self.program.parts[step.part], kinds)
+        ]
+        fits = [
+            step.part
+            for step in steps
+            if self.shapes[step.inputs[0]] == self.shapes[step.output] == self.shape
+        ]
         if fits:
             self.has("shared module")
             self.part(None, name=self.draw.choice(fits))
             self.activate()
         elif self.chance(0.5):
-            convs = [part for part in self.program.parts.values() if isinstance(part, nn.Conv2d) and part.in_channels == self.shape[0]]
+            convs = [
+                part
+                for part in self.program.parts.values()
+                if isinstance(part, nn.Conv2d) and part.in_channels == self.shape[0]
+            ]
             if convs:
                 one = self.draw.choice(convs)
                 self.has("tied weights")
                 twin = nn.Conv2d(
-                    one.in_channels, one.out_channels, one.kernel_size, padding="same", dilation=one.dilation, groups=one.groups
+                    one.in_channels,
+                    one.out_channels,
+                    one.kernel_size,
+                    padding="same",
+                    dilation=one.dilation,
+                    groups=one.groups,
                 )
                 self.maker.tied.append((twin, one))
                 self.part(twin, shape=(one.out_channels, *self.shape[1:]))
@@ -460,7 +597,10 @@ class _Image(_Build):
         self.has("train/eval branch")
         when = self.draw.choice(["train", "eval"])
         channels = self.shape[0]
-        self.part(nn.Conv2d(channels, channels, 3, padding=1, groups=self.draw.choice([1, channels])), when=when)
+        self.part(
+            nn.Conv2d(channels, channels, 3, padding=1, groups=self.draw.choice([1, channels])),
+            when=when,
+        )
 
     def data_dependent(self):
         self.has("data-dependent branch")
@@ -562,7 +702,11 @@ class _Tokens(_Build):
         if self.chance(0.5):
             self.has("class token")
             self.has_class_token = True
-            self.step("prepend", part=self.parameter("token", 1, 1, width), shape=(self.shape[0] + 1, width))
+            self.step(
+                "prepend",
+                part=self.parameter("token", 1, 1, width),
+                shape=(self.shape[0] + 1, width),
+            )
         if self.chance(0.8):
             self.has("position parameter")
             self.step("add_parameter", part=self.parameter("position", 1, *self.shape))
@@ -585,13 +729,27 @@ class _Tokens(_Build):
         if self.chance(0.15):
             self.has("torch's encoder layer")
             self.part(
-                nn.TransformerEncoderLayer(self.width, 2, 2 * self.width, self.dropped, batch_first=True, norm_first=self.chance(0.5))
+                nn.TransformerEncoderLayer(
+                    self.width,
+                    2,
+                    2 * self.width,
+                    self.dropped,
+                    batch_first=True,
+                    norm_first=self.chance(0.5),
+                )
             )
             return
         inner = _Tokens(self.maker, self.width)
         inner.shapes["x"], inner.side = self.shape, None if self.has_class_token else self.side
         first = self.chance(0.7)
-        for branch in self.draw.choice([(inner.attend, inner.mlp), (inner.mix, inner.mlp), (inner.attend,), (inner.attend, inner.mix)]):
+        for branch in self.draw.choice(
+            [
+                (inner.attend, inner.mlp),
+                (inner.mix, inner.mlp),
+                (inner.attend,),
+                (inner.attend, inner.mix),
+            ]
+        ):
             before = inner.now
             if first:
                 inner.normalise()
@@ -628,8 +786,18 @@ class _Tokens(_Build):
     def mlp(self):
         gated = self.chance(0.3)
         self.has("mlp", *(["gated mlp"] if gated else []))
-        activation = self.maker.activation_module(may_overwrite=not gated)  # a view of several can't be changed in place
-        self.part(Mlp(self.width, self.draw.choice([self.width, 2 * self.width]), activation, gated, self.dropped))
+        activation = self.maker.activation_module(
+            may_overwrite=not gated
+        )  # a view of several can't be changed in place
+        self.part(
+            Mlp(
+                self.width,
+                self.draw.choice([self.width, 2 * self.width]),
+                activation,
+                gated,
+                self.dropped,
+            )
+        )
 
     def mix(self):
         if self.side is not None and self.chance(0.6):

@@ -54,7 +54,9 @@ class Program(nn.Module):
         """The steps as text, those of programs inside them included."""
         lines = [f"{indent}{step}" for step in self.steps]
         for name, part in self.parts.items():
-            lines.append(f"{indent}{name}: {repr(part).splitlines()[0] if isinstance(part, Program) else repr(part)}")
+            lines.append(
+                f"{indent}{name}: {repr(part).splitlines()[0] if isinstance(part, Program) else repr(part)}"
+            )
             if isinstance(part, Program):
                 lines.append(part.describe(indent + "    "))
         return "\n".join(lines)
@@ -79,7 +81,11 @@ def _method(name):
 def _shuffle(program, step, x):
     groups = step.options["groups"]
     batch, channels, height, width = x.shape
-    return x.view(batch, groups, channels // groups, height, width).transpose(1, 2).reshape(batch, channels, height, width)
+    return (
+        x.view(batch, groups, channels // groups, height, width)
+        .transpose(1, 2)
+        .reshape(batch, channels, height, width)
+    )
 
 
 def _doubled_while_small(program, step, x):
@@ -136,7 +142,9 @@ OPERATIONS = {
     ".permute": lambda program, step, x: x.permute(step.options["dims"]),
     "add_parameter": lambda program, step, x: x + getattr(program, step.part),
     "scale_parameter": lambda program, step, x: x * getattr(program, step.part),
-    "prepend": lambda program, step, x: torch.cat([getattr(program, step.part).expand(x.shape[0], -1, -1), x], 1),
+    "prepend": lambda program, step, x: torch.cat(
+        [getattr(program, step.part).expand(x.shape[0], -1, -1), x], 1
+    ),
     "first": lambda program, step, x: x[:, 0],
     "tuple": lambda program, step, *inputs: tuple(inputs),
     "dict": lambda program, step, *inputs: {f"head{i}": one for i, one in enumerate(inputs)},
@@ -150,8 +158,14 @@ class SqueezeExcite(nn.Module):
     def __init__(self, channels, way):
         super().__init__()
         self.way = way
-        self.reduce, self.expand = nn.Conv2d(channels, max(2, channels // 2), 1), nn.Conv2d(max(2, channels // 2), channels, 1)
-        self.pool, self.gate = nn.AdaptiveAvgPool2d(1), nn.Hardsigmoid() if way == "module" else nn.Sigmoid()
+        self.reduce, self.expand = (
+            nn.Conv2d(channels, max(2, channels // 2), 1),
+            nn.Conv2d(max(2, channels // 2), channels, 1),
+        )
+        self.pool, self.gate = (
+            nn.AdaptiveAvgPool2d(1),
+            nn.Hardsigmoid() if way == "module" else nn.Sigmoid(),
+        )
 
     def forward(self, x):
         if self.way == "module":
@@ -202,11 +216,21 @@ class HandAttention(nn.Module):
     def forward(self, x):
         batch, tokens, width = x.shape
         if self.way == "separate":
-            q, k, v = (one(x).view(batch, tokens, self.heads, -1).transpose(1, 2) for one in (self.q, self.k, self.v))
+            q, k, v = (
+                one(x).view(batch, tokens, self.heads, -1).transpose(1, 2)
+                for one in (self.q, self.k, self.v)
+            )
         else:
-            q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            q, k, v = (
+                self.qkv(x)
+                .reshape(batch, tokens, 3, self.heads, -1)
+                .permute(2, 0, 3, 1, 4)
+                .unbind(0)
+            )
         if self.way == "fused":
-            x = F.scaled_dot_product_attention(q, k, v, dropout_p=self.drop.p if self.training else 0.0)
+            x = F.scaled_dot_product_attention(
+                q, k, v, dropout_p=self.drop.p if self.training else 0.0
+            )
         else:
             x = self.drop((q * self.scale @ k.transpose(-2, -1)).softmax(dim=-1)) @ v
         return self.proj(x.transpose(1, 2).reshape(batch, tokens, width))
@@ -217,7 +241,9 @@ class TorchAttention(nn.Module):
 
     def __init__(self, width, heads, batch_first, crossed, dropout):
         super().__init__()
-        self.attention = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=batch_first)
+        self.attention = nn.MultiheadAttention(
+            width, heads, dropout=dropout, batch_first=batch_first
+        )
         self.crossed = crossed
 
     def forward(self, x):
@@ -234,7 +260,10 @@ class Mlp(nn.Module):
 
     def __init__(self, width, hidden, activation, gated, dropout):
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, 2 * hidden if gated else hidden), nn.Linear(hidden, width)
+        self.fc1, self.fc2 = (
+            nn.Linear(width, 2 * hidden if gated else hidden),
+            nn.Linear(hidden, width),
+        )
         self.act, self.drop, self.gated = activation, nn.Dropout(dropout), gated
 
     def forward(self, x):
@@ -255,7 +284,9 @@ class TokenConv(nn.Module):
         self.size, self.conv = size, nn.Conv2d(width, width, 3, padding=1, groups=width)
 
     def forward(self, x):
-        return x + self.conv(x.transpose(1, 2).unflatten(2, (self.size, self.size))).flatten(2).transpose(1, 2)
+        return x + self.conv(x.transpose(1, 2).unflatten(2, (self.size, self.size))).flatten(
+            2
+        ).transpose(1, 2)
 
 
 class TokenMixer(nn.Module):

@@ -73,7 +73,9 @@ def test_what_has_nothing_to_measure_is_told(tmp_path):
     assert "can't be read" in refused("inference", str(tmp_path / "none.ticket"))
     mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket")
     assert "does not name its network" in refused("inference", str(tmp_path / "a.ticket"))
-    mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2")
+    mptify.save(
+        mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2"
+    )
     assert "are for 1/1 tickets" in refused("inference", str(tmp_path / "a.ticket"))
 
 

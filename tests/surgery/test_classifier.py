@@ -8,11 +8,15 @@ import mptify
 from mptify.errors import BadConfig, NotKept
 from mptify.surgery.plan import plan_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 
 
 def ticket(name, **arguments):
-    return mptify.transform(timm.create_model(name, num_classes=10, **arguments), bits="1/1", prune=0.75).eval()
+    return mptify.transform(
+        timm.create_model(name, num_classes=10, **arguments), bits="1/1", prune=0.75
+    ).eval()
 
 
 LINEAR, CONV, NESTED = (
@@ -48,7 +52,10 @@ def test_zero_classes_leave_the_features():
 
 def test_what_can_not_be_made_anew_is_refused():
     ticketed = ticket("crossvit_tiny_240", depth=((1, 1, 0), (1, 1, 0), (1, 1, 0)))
-    with pytest.raises(NotKept, match=r"head: the classifier can't be replaced, since the output comes from head\.0, head\.1"):
+    with pytest.raises(
+        NotKept,
+        match=r"head: the classifier can't be replaced, since the output comes from head\.0, head\.1",
+    ):
         ticketed.reset_classifier(7)
     with pytest.raises(BadConfig, match="a whole number from 0"):
         ticket("test_resnet").reset_classifier(-1)
@@ -58,13 +65,17 @@ def test_what_can_not_be_made_anew_is_refused():
 
 def test_a_network_with_two_classifiers_is_refused():
     ticketed = ticket("levit_128s", img_size=64, depth=(1, 1, 1))
-    with pytest.raises(NotKept, match=r"since the output comes from head\.linear, head_dist\.linear; give"):
+    with pytest.raises(
+        NotKept, match=r"since the output comes from head\.linear, head_dist\.linear; give"
+    ):
         ticketed.reset_classifier(7)
 
 
 def test_a_network_with_a_second_classifier_is_refused():
     """volo adds what an auxiliary head says of each token, and `get_classifier()` knows nothing of that head."""
     ticketed = ticket("volo_d1_224", img_size=64)
-    with pytest.raises(NotKept, match="can't be replaced, since the output comes from aux_head, head"):
+    with pytest.raises(
+        NotKept, match="can't be replaced, since the output comes from aux_head, head"
+    ):
         ticketed.reset_classifier(7)
     assert ticketed(torch.randn(2, 3, 64, 64)).shape == (2, 10)

@@ -60,7 +60,13 @@ def test_the_null_surgery_of_a_network_of_features_is_the_identity(feature_netwo
 class Hooked(nn.Sequential):
     def __init__(self):
         super().__init__(
-            nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 2, 3),
         )
 
 
@@ -93,7 +99,12 @@ def test_hooks_behind_a_real_valued_shortcut_stay():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.norm, self.act, self.two = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 3)
+            self.one, self.norm, self.act, self.two = (
+                nn.Conv2d(3, 3, 3, padding=1),
+                nn.BatchNorm2d(3),
+                nn.ReLU(),
+                nn.Conv2d(3, 3, 3),
+            )
 
         def forward(self, x):
             return self.two(self.act(self.norm(self.one(x)) + x))
@@ -131,7 +142,9 @@ def test_packing_refuses_to_lose_hooks():
     network = Hooked()
     network[5].register_forward_hook(lambda module, args, output: None)
     ticketed = mptify.transform(network, bits="1/1", prune=0.5).eval()
-    with pytest.raises(mptify.MptifyError, match=r"5_sign has hooks, which a packed program would not call"):
+    with pytest.raises(
+        mptify.MptifyError, match=r"5_sign has hooks, which a packed program would not call"
+    ):
         mptify.pack(ticketed, images(16))
 
 
@@ -142,7 +155,10 @@ def test_packing_refuses_to_lose_hooks():
 @pytest.mark.parametrize(
     ("build", "extract"),
     [
-        (torchvision.models.resnet18, torchvision.models.feature_extraction.create_feature_extractor),
+        (
+            torchvision.models.resnet18,
+            torchvision.models.feature_extraction.create_feature_extractor,
+        ),
         (lambda: timm.create_model("test_resnet"), timm.layers.create_feature_extractor),
         (lambda: timm.create_model("test_vit"), timm.layers.create_feature_extractor),
         (lambda: timm.create_model("test_convnext"), timm.layers.create_feature_extractor),
@@ -154,7 +170,9 @@ def test_extractors_are_made_of_ticket_models(build, extract, bits):
     inner = [layer for layer in ticketed.ticket_plan.layers if not layer.functional][1].name
     extractor = extract(ticketed, {inner: "inner"})
     x, seen = images(160), []
-    handle = mptify.ticket_layers(ticketed)[inner].register_forward_hook(lambda module, args, output: seen.append(output))
+    handle = mptify.ticket_layers(ticketed)[inner].register_forward_hook(
+        lambda module, args, output: seen.append(output)
+    )
     with torch.no_grad():
         ticketed(x)
         handle.remove()

@@ -13,7 +13,9 @@ import mptify
 from mptify.errors import NotKept
 from mptify.training.evaluation import evaluating
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 
 BOTH = pytest.mark.parametrize("bits", ["1/32", "1/1"])
 
@@ -82,25 +84,36 @@ def test_an_extractor_follows_the_scores_of_a_layer_whose_weight_is_read(bits):
 
 def test_inserted_norms_are_leaves_for_other_tracers():
     ticketed = mptify.transform(timm.create_model("test_byobnet"), bits="1/1", prune=0.5).eval()
-    norms = [name for name, module in ticketed.named_modules() if type(module).__name__ == "ChannelBatchNorm"]
+    norms = [
+        name
+        for name, module in ticketed.named_modules()
+        if type(module).__name__ == "ChannelBatchNorm"
+    ]
     x = torch.randn(1, 3, 64, 64)
     extracted = create_feature_extractor(ticketed, [norms[0]])(x)[norms[0]]
     seen = []
-    ticketed.get_submodule(norms[0]).register_forward_hook(lambda _, __, output: seen.append(output))
+    ticketed.get_submodule(norms[0]).register_forward_hook(
+        lambda _, __, output: seen.append(output)
+    )
     ticketed(x)
     torch.testing.assert_close(extracted, seen[0])
 
 
 def test_a_method_that_is_gone_says_why_and_what_to_do():
     ticketed = mptify.transform(timm.create_model("test_vit", depth=2), bits="1/1", prune=0.5)
-    with pytest.raises(NotKept, match=r"VisionTransformer\.forward_intermediates is gone: .*create_feature_extractor") as caught:
+    with pytest.raises(
+        NotKept,
+        match=r"VisionTransformer\.forward_intermediates is gone: .*create_feature_extractor",
+    ) as caught:
         ticketed.forward_intermediates(torch.randn(1, 3, 160, 160))
     assert isinstance(caught.value, AttributeError)
     assert not hasattr(ticketed, "set_grad_checkpointing")
 
 
 def test_a_head_alone_keeps_to_the_arguments_that_it_was_traced_with():
-    ticketed = mptify.transform(timm.create_model("test_vit", depth=2), bits="1/1", prune=0.5).eval()
+    ticketed = mptify.transform(
+        timm.create_model("test_vit", depth=2), bits="1/1", prune=0.5
+    ).eval()
     x = torch.randn(1, 3, 160, 160)
     torch.testing.assert_close(ticketed.forward_head(ticketed.forward_features(x)), ticketed(x))
     with pytest.raises(NotKept, match="pre_logits=False only"):
@@ -110,7 +123,10 @@ def test_a_head_alone_keeps_to_the_arguments_that_it_was_traced_with():
 @BOTH
 def test_a_weight_can_not_be_assigned(bits):
     ticketed = mptify.transform(Shared(), bits=bits, prune=0.5)
-    with pytest.raises(mptify.MptifyError, match=r"stem: its weight is computed from frozen weights and scores, so it can't be assigned"):
+    with pytest.raises(
+        mptify.MptifyError,
+        match=r"stem: its weight is computed from frozen weights and scores, so it can't be assigned",
+    ):
         ticketed.stem.weight = nn.Parameter(torch.zeros(4, 3, 3, 3))
 
 

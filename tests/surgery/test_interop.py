@@ -16,7 +16,9 @@ from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, SLOW_TO_COMPILE, build
 from tests.surgery.test_zoo import agree, seeded
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 
 COMPILED = [
     Entry("torchvision", "resnet18"),
@@ -42,7 +44,9 @@ def test_a_compiled_model_computes_and_trains_the_same(entry, bits):
     ticketed = mptify.transform(model, bits=bits, prune=0.75).eval()
     expected = ticketed(*inputs)
     training_loss(expected).backward()
-    gradients = {name: layer.scores.grad.clone() for name, layer in mptify.ticket_layers(ticketed).items()}
+    gradients = {
+        name: layer.scores.grad.clone() for name, layer in mptify.ticket_layers(ticketed).items()
+    }
     ticketed.zero_grad()
     compiled = torch.compile(ticketed, backend="aot_eager")
     output = compiled(*inputs)
@@ -58,7 +62,11 @@ def _mark(entry, way):
     return pytest.mark.sweep if entry.name in SLOW_TO_COMPILE else () if quick else pytest.mark.long
 
 
-EACH_WAY = [pytest.param(entry, way, id=f"{entry}-{way}", marks=_mark(entry, way)) for entry in ENTRIES for way in ("compile", "export")]
+EACH_WAY = [
+    pytest.param(entry, way, id=f"{entry}-{way}", marks=_mark(entry, way))
+    for entry in ENTRIES
+    for way in ("compile", "export")
+]
 
 
 @pytest.mark.parametrize(("entry", "way"), EACH_WAY)
@@ -85,7 +93,9 @@ def test_an_exported_model_of_real_activations_computes_the_same(entry):
     model, inputs = build(entry)
     ticketed = mptify.transform(model, bits="1/32", prune=0.75).eval()
     with torch.no_grad():
-        agree(seeded(torch.export.export(ticketed, inputs).module(), inputs), seeded(ticketed, inputs))
+        agree(
+            seeded(torch.export.export(ticketed, inputs).module(), inputs), seeded(ticketed, inputs)
+        )
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
@@ -96,12 +106,19 @@ def test_masks_and_outputs_do_not_depend_on_the_memory_format(bits):
     ticketed.to(memory_format=torch.channels_last)
     output = ticketed(images().to(memory_format=torch.channels_last))
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
-    assert all(torch.equal(layer.mask, masks[name]) for name, layer in mptify.ticket_layers(ticketed).items())
+    assert all(
+        torch.equal(layer.mask, masks[name])
+        for name, layer in mptify.ticket_layers(ticketed).items()
+    )
 
 
 def test_sync_batchnorm_takes_over_inserted_norms():
     ticketed = nn.SyncBatchNorm.convert_sync_batchnorm(mptify.transform(Plain(), bits="1/1"))
-    norms = [module for module in ticketed.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    norms = [
+        module
+        for module in ticketed.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
     assert norms
     assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
     assert ticketed.eval()(images()).shape == (4, 10)
@@ -118,7 +135,11 @@ def test_bfloat16_autocast_trains(bits):
         assert torch.isfinite(layer.scores.grad).all()
 
 
-KINDS = [{"bits": bits, "scope": scope, "prune": 0.5} for bits in ("1/32", "1/1") for scope in ("layer", "global")]
+KINDS = [
+    {"bits": bits, "scope": scope, "prune": 0.5}
+    for bits in ("1/32", "1/1")
+    for scope in ("layer", "global")
+]
 
 
 @pytest.mark.long
@@ -134,7 +155,9 @@ def test_two_processes_hold_the_same_masks(tmp_path):
 
 def _train_in_parallel(rank, folder):
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
     torch.save([_masks_after_three_steps(rank, kind) for kind in KINDS], f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -145,7 +168,10 @@ def _masks_after_three_steps(rank, kind):
     optimizer = torch.optim.SGD((p for p in parallel.parameters() if p.requires_grad), lr=0.5)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):
-        x, y = torch.randn(4, 3, 16, 16, generator=generator), torch.randint(10, (4,), generator=generator)
+        x, y = (
+            torch.randn(4, 3, 16, 16, generator=generator),
+            torch.randint(10, (4,), generator=generator),
+        )
         optimizer.zero_grad()
         F.cross_entropy(parallel(x), y).backward()
         optimizer.step()
@@ -168,17 +194,23 @@ def without_norm_scale(model):
 def test_branches_can_be_fused(name, bits, tmp_path):
     from timm.utils import reparameterize_model
 
-    ticketed = without_norm_scale(mptify.transform(timm.create_model(name, num_classes=10), bits=bits, prune=0.5))
+    ticketed = without_norm_scale(
+        mptify.transform(timm.create_model(name, num_classes=10), bits=bits, prune=0.5)
+    )
     fused = reparameterize_model(ticketed)
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = ticketed(x)
-        torch.testing.assert_close(fused(x), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+        torch.testing.assert_close(
+            fused(x), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
+        )
     if bits == "1/32":  # in 1/1 there is nothing to fuse: every branch sees signs
         assert len(list(fused.modules())) < len(list(ticketed.modules()))
         with pytest.raises(mptify.MptifyError, match=r"its ticket can.t be saved"):
             mptify.save(fused, tmp_path / "a.ticket")
-    loaded = mptify.load(saved(ticketed, tmp_path / "b.ticket"), model=timm.create_model(name, num_classes=10))
+    loaded = mptify.load(
+        saved(ticketed, tmp_path / "b.ticket"), model=timm.create_model(name, num_classes=10)
+    )
     with torch.no_grad():
         assert torch.equal(loaded(x), expected)
 

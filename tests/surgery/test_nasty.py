@@ -43,7 +43,9 @@ def seeded(model, x):
 
 def same(ours, theirs):
     ours, theirs = ([one] if isinstance(one, torch.Tensor) else list(one) for one in (ours, theirs))
-    return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True) if a is not None)
+    return all(
+        torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True) if a is not None
+    )
 
 
 @pytest.mark.parametrize("bits", MODES)
@@ -183,7 +185,9 @@ def test_integer_weights_are_told_so():
 
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
 def test_a_really_quantized_model_is_told_so():
-    quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, torch.qint8)
+    quantized = torch.ao.quantization.quantize_dynamic(
+        nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, torch.qint8
+    )
     with pytest.raises(mptify.CannotConvert, match="integer weights"):
         mptify.transform(quantized)
 
@@ -201,18 +205,24 @@ def test_a_parametrized_weight_is_converted_as_what_it_computes():
 def test_a_weight_that_a_hook_recomputes_is_left_and_named():
     net = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 5)), nn.Linear(5, 4))
     plan = mptify.plan(net)
-    assert [(left.name, left.reason) for left in plan.left_dense] == [("0", "a hook recomputes its weight")]
+    assert [(left.name, left.reason) for left in plan.left_dense] == [
+        ("0", "a hook recomputes its weight")
+    ]
     with pytest.raises(mptify.LeftDense, match="0 would stay dense"):
         mptify.transform(net, strict=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"kdim": 6, "vdim": 5}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"kdim": 6, "vdim": 5}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str
+)
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_cross_attention_with_masks_equals_torchs_when_nothing_is_binarized(options, need_weights):
     """The 1/1 attention, its signs taken out, against torch's own on the same effective weights."""
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(8, 2, batch_first=True, **options)
-    null = mptify.transform(nn.ModuleDict({"a": attention}), bits="1/1", prune=0.5, bias="learn", init="keep")["a"]
+    null = mptify.transform(
+        nn.ModuleDict({"a": attention}), bits="1/1", prune=0.5, bias="learn", init="keep"
+    )["a"]
     plain = copy.deepcopy(attention)
     with torch.no_grad():
         for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
@@ -224,15 +234,28 @@ def test_cross_attention_with_masks_equals_torchs_when_nothing_is_binarized(opti
         null.out_proj.input_quantizer = None
         null.key_quantizer = null.value_quantizer = None
     query = torch.randn(3, 5, 8)
-    key, value = torch.randn(3, 7, options.get("kdim", 8)), torch.randn(3, 7, options.get("vdim", 8))
+    key, value = (
+        torch.randn(3, 7, options.get("kdim", 8)),
+        torch.randn(3, 7, options.get("vdim", 8)),
+    )
     padding = torch.zeros(3, 7, dtype=torch.bool)
     padding[:, -1] = True
     mask = torch.randn(5, 7)
     ours = null(
-        query, key, value, key_padding_mask=padding.float().masked_fill(padding, -torch.inf), attn_mask=mask, need_weights=need_weights
+        query,
+        key,
+        value,
+        key_padding_mask=padding.float().masked_fill(padding, -torch.inf),
+        attn_mask=mask,
+        need_weights=need_weights,
     )
     theirs = plain(
-        query, key, value, key_padding_mask=padding.float().masked_fill(padding, -torch.inf), attn_mask=mask, need_weights=need_weights
+        query,
+        key,
+        value,
+        key_padding_mask=padding.float().masked_fill(padding, -torch.inf),
+        attn_mask=mask,
+        need_weights=need_weights,
     )
     assert torch.allclose(ours[0], theirs[0], atol=1e-5)
     if need_weights:
@@ -261,7 +284,11 @@ def test_what_a_layer_with_weights_made_of_pixels_is_no_longer_pixels():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
-            self.memory, self.middle, self.head = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 8), nn.Linear(8, 3)
+            self.memory, self.middle, self.head = (
+                nn.LSTM(6, 8, batch_first=True),
+                nn.Linear(8, 8),
+                nn.Linear(8, 3),
+            )
 
         def forward(self, x):
             return self.head(torch.tanh(self.middle(self.memory(x)[0])))
@@ -275,7 +302,9 @@ def test_a_buffer_joined_to_signs_makes_the_input_real():
         def __init__(self):
             super().__init__()
             self.stem, self.body = nn.Conv2d(3, 8, 1), nn.Conv2d(9, 4, 1)
-            self.register_buffer("grid", torch.linspace(-1, 1, 256).view(1, 1, 16, 16).repeat(4, 1, 1, 1))
+            self.register_buffer(
+                "grid", torch.linspace(-1, 1, 256).view(1, 1, 16, 16).repeat(4, 1, 1, 1)
+            )
 
         def forward(self, x):
             return self.body(torch.cat([torch.relu(self.stem(x)), self.grid], 1))
@@ -319,7 +348,12 @@ def test_sites_that_only_one_mode_has_do_not_shift_the_others():
     class Shifted(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.x, self.b, self.c = nn.Linear(3, 8), nn.Linear(8, 6), nn.Linear(8, 8), nn.Linear(8, 2)
+            self.a, self.x, self.b, self.c = (
+                nn.Linear(3, 8),
+                nn.Linear(8, 6),
+                nn.Linear(8, 8),
+                nn.Linear(8, 2),
+            )
 
         def forward(self, x):
             h = torch.relu(self.a(x))
@@ -419,10 +453,16 @@ def test_a_functional_call_keeps_its_own_options_and_bias():
 @pytest.mark.parametrize("part", ["attention.out_proj", "attention.in_proj_weight"])
 def test_attention_is_converted_whole_or_not_at_all(part):
     plan = mptify.plan(Attention(batch_first=True), bits="1/1", exclude=part)
-    assert {left.name for left in plan.left_dense} == {"attention.out_proj", "attention.in_proj_weight"}
+    assert {left.name for left in plan.left_dense} == {
+        "attention.out_proj",
+        "attention.in_proj_weight",
+    }
 
 
 def test_weights_of_their_own_count_in_the_packed_size():
     net = nn.Sequential(nn.Linear(64, 64))
-    sizes = [mptify.summary(mptify.transform(net, bits=bits, prune=0.5, init="keep")).packed_bytes for bits in ("1/32", "32/32")]
+    sizes = [
+        mptify.summary(mptify.transform(net, bits=bits, prune=0.5, init="keep")).packed_bytes
+        for bits in ("1/32", "32/32")
+    ]
     assert sizes == [64 * 64 // 8 + 64 * 32 // 8 + 4, 64 * 64 // 8 + 64 * 32 * 4 + 4]

@@ -50,7 +50,11 @@ def vectors(count=4, size=6):
 
 
 def test_a_weight_handed_to_a_function_meets_signs_and_its_gain():
-    net = Net(lambda self, x: hand_over(self.a(x), self.b.weight), a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False))
+    net = Net(
+        lambda self, x: hand_over(self.a(x), self.b.weight),
+        a=nn.Linear(6, 8),
+        b=nn.Linear(8, 3, bias=False),
+    )
     ticketed = mptify.transform(net, bits="1/1", prune=0.5)
     assert real_inputs(ticketed, lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
     ticketed.eval()
@@ -59,11 +63,16 @@ def test_a_weight_handed_to_a_function_meets_signs_and_its_gain():
 
 
 def test_a_layer_both_called_and_robbed_of_its_weight_counts_its_gain_once():
-    net = Net(lambda self, x: self.b(self.a(x)) + hand_over(self.a(x), self.b.weight), a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False))
+    net = Net(
+        lambda self, x: self.b(self.a(x)) + hand_over(self.a(x), self.b.weight),
+        a=nn.Linear(6, 8),
+        b=nn.Linear(8, 3, bias=False),
+    )
     ticketed = mptify.transform(net, bits="1/1", prune=0.5).eval()
     assert real_inputs(ticketed, lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
     torch.testing.assert_close(
-        ticketed(vectors()), 2 * F.linear(ticketed.b.input_quantizer(ticketed.a(vectors())), ticketed.b.ticket_weight())
+        ticketed(vectors()),
+        2 * F.linear(ticketed.b.input_quantizer(ticketed.a(vectors())), ticketed.b.ticket_weight()),
     )
 
 
@@ -71,12 +80,18 @@ def test_a_weight_read_by_code_that_cannot_be_traced_meets_signs_too():
     def forward(self, x):
         return F.linear(self.a(x), self.b.weight) if x.sum() < 1e9 else x
 
-    ticketed = mptify.transform(Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False)), bits="1/1", prune=0.5)
+    ticketed = mptify.transform(
+        Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False)), bits="1/1", prune=0.5
+    )
     assert real_inputs(ticketed, lambda: ticketed(vectors())) == ({"a", "b"}, {"a"})
 
 
 def test_a_weight_that_goes_where_no_input_can_be_binarized_is_refused_when_it_runs():
-    net = Net(lambda self, x: hand_over_transposed(self.a(x), self.b.weight), a=nn.Linear(6, 8), b=nn.Linear(8, 3, bias=False))
+    net = Net(
+        lambda self, x: hand_over_transposed(self.a(x), self.b.weight),
+        a=nn.Linear(6, 8),
+        b=nn.Linear(8, 3, bias=False),
+    )
     with pytest.raises(mptify.CannotConvert, match=r"b: its weight goes into t\(\).*exclude='b'"):
         mptify.transform(net, bits="1/1")(vectors())
     assert mptify.transform(net, bits="1/32")(vectors()).shape == (4, 3)
@@ -85,16 +100,28 @@ def test_a_weight_that_goes_where_no_input_can_be_binarized_is_refused_when_it_r
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
 def test_a_weight_turned_before_its_use_stays_dense_where_inputs_would_have_to_be_signs(bits):
-    net = Net(lambda self, x: torch.relu(self.a(x)) @ self.b.weight.t() + self.b.bias, a=nn.Linear(6, 8), b=nn.Linear(8, 3))
+    net = Net(
+        lambda self, x: torch.relu(self.a(x)) @ self.b.weight.t() + self.b.bias,
+        a=nn.Linear(6, 8),
+        b=nn.Linear(8, 3),
+    )
     ticketed = mptify.transform(net, bits=bits, bias="learn")
     assert ticketed(vectors()).shape == (4, 3)
-    assert {left.name for left in ticketed.ticket_plan.left_dense} == ({"b"} if bits == "1/1" else set())
+    assert {left.name for left in ticketed.ticket_plan.left_dense} == (
+        {"b"} if bits == "1/1" else set()
+    )
 
 
 def test_a_bias_read_by_itself_keeps_its_layer_dense_where_biases_are_dropped():
-    net = Net(lambda self, x: torch.relu(self.a(x)) @ self.b.weight.t() + self.b.bias, a=nn.Linear(6, 8), b=nn.Linear(8, 3))
+    net = Net(
+        lambda self, x: torch.relu(self.a(x)) @ self.b.weight.t() + self.b.bias,
+        a=nn.Linear(6, 8),
+        b=nn.Linear(8, 3),
+    )
     ticketed = mptify.transform(net)
-    assert [left.reason for left in ticketed.ticket_plan.left_dense] == ["its bias is read by other code than its own"]
+    assert [left.reason for left in ticketed.ticket_plan.left_dense] == [
+        "its bias is read by other code than its own"
+    ]
     assert ticketed(vectors()).shape == (4, 3)
 
 
@@ -105,7 +132,9 @@ def test_a_weight_fetched_early_is_still_the_tickets(bits):
         x = torch.relu(self.a(x))
         return F.linear(x, weight, bias)
 
-    ticketed = mptify.transform(Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3)), bits=bits, bias="learn")
+    ticketed = mptify.transform(
+        Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3)), bits=bits, bias="learn"
+    )
     assert ticketed.ticket_plan.left_dense == []
     assert ticketed(vectors()).shape == (4, 3)
 
@@ -130,7 +159,11 @@ def test_a_transposed_conv_on_a_bare_parameter_is_converted(bits):
 
 
 def test_a_parameter_multiplied_without_a_layer_is_listed():
-    net = Net(lambda self, x: self.a(x) @ self.matrix, a=nn.Linear(6, 8), matrix=nn.Parameter(torch.randn(8, 3)))
+    net = Net(
+        lambda self, x: self.a(x) @ self.matrix,
+        a=nn.Linear(6, 8),
+        matrix=nn.Parameter(torch.randn(8, 3)),
+    )
     (left,) = mptify.plan(net).left_dense
     assert (left.name, left.count) == ("matrix", 24)
     assert "matmul" in left.reason
@@ -147,7 +180,9 @@ def test_a_table_that_is_only_looked_up_by_a_product_is_no_weight():
             self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
 
         def forward(self, x):
-            return self.b(self.a(x) + torch.einsum("ij,jk->ik", self.lookup, self.table)[: x.shape[0]])
+            return self.b(
+                self.a(x) + torch.einsum("ij,jk->ik", self.lookup, self.table)[: x.shape[0]]
+            )
 
     plan = mptify.plan(Table())
     assert [layer.name for layer in plan.layers] == ["a", "b"]
@@ -202,7 +237,10 @@ def test_a_grouped_conv_on_a_bare_parameter_binarizes_all_of_its_input():
 
 def test_a_weight_shared_with_an_embedding_is_left_and_named():
     net = Net(
-        lambda self, x: self.head(self.middle(self.words(x))), words=nn.Embedding(10, 6), middle=nn.Linear(6, 6), head=nn.Linear(6, 10)
+        lambda self, x: self.head(self.middle(self.words(x))),
+        words=nn.Embedding(10, 6),
+        middle=nn.Linear(6, 6),
+        head=nn.Linear(6, 10),
     )
     net.head.weight = net.words.weight
     ticketed = mptify.transform(net)
@@ -230,7 +268,9 @@ def test_torchs_transformer_encoder_runs_with_padding(bits, bias):
         _, real = real_inputs(ticketed, lambda: ticketed(x, src_key_padding_mask=padding))
     torch.testing.assert_close(quick, ticketed(x, src_key_padding_mask=padding))
     if bits == "1/1":
-        assert real <= {layer.name for layer in ticketed.ticket_plan.layers if layer.input.is_exempt}
+        assert real <= {
+            layer.name for layer in ticketed.ticket_plan.layers if layer.input.is_exempt
+        }
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
@@ -254,7 +294,10 @@ def test_queries_keys_and_values_of_different_origin_have_norms_of_their_own():
     tokens = torch.randn(32, 10, 6, generator=torch.Generator().manual_seed(3))
     for _ in range(60):
         ticketed.train()(tokens)
-    seen = {name: ticketed.get_submodule(f"{name}.0.norm").running_mean for name in ("attend.key_quantizer", "attend.value_quantizer")}
+    seen = {
+        name: ticketed.get_submodule(f"{name}.0.norm").running_mean
+        for name in ("attend.key_quantizer", "attend.value_quantizer")
+    }
     read = ticketed.b(tokens).mean((0, 1)).detach()
     torch.testing.assert_close(seen["attend.key_quantizer"], read + 3, rtol=0.01, atol=0.01)
     torch.testing.assert_close(seen["attend.value_quantizer"], read - 3, rtol=0.01, atol=0.01)
@@ -264,7 +307,9 @@ def test_queries_keys_and_values_of_different_origin_have_norms_of_their_own():
 def test_attention_to_oneself_has_one_norm(layer):
     ticketed = mptify.transform(layer(8, 2, 16), bits="1/1", prune=0.5)
     assert "self_attn.key_quantizer" not in dict(ticketed.named_modules())
-    assert ("multihead_attn.key_quantizer" in dict(ticketed.named_modules())) == (layer is nn.TransformerDecoderLayer)
+    assert ("multihead_attn.key_quantizer" in dict(ticketed.named_modules())) == (
+        layer is nn.TransformerDecoderLayer
+    )
 
 
 def test_unbatched_attention_takes_a_padding_mask():
@@ -279,10 +324,16 @@ def test_unbatched_attention_takes_a_padding_mask():
 # -- what is known of values -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "exempt"), [(1, True), ((1, 1), True), (2, False), ((2, 2), False)])
+@pytest.mark.parametrize(
+    ("size", "exempt"), [(1, True), ((1, 1), True), (2, False), ((2, 2), False)]
+)
 def test_only_pooling_to_one_value_makes_pooled_features(size, exempt):
     count = 8 if exempt else 32
-    net = Net(lambda self, x: self.b(F.adaptive_avg_pool2d(self.a(x), size).flatten(1)), a=conv(3, 8), b=nn.Linear(count, 2))
+    net = Net(
+        lambda self, x: self.b(F.adaptive_avg_pool2d(self.a(x), size).flatten(1)),
+        a=conv(3, 8),
+        b=nn.Linear(count, 2),
+    )
     before = {layer.name: layer.input.value for layer in mptify.plan(net, bits="1/1").layers}
     assert (before["b"] == "pooled features") is exempt
 
@@ -302,7 +353,9 @@ def test_the_end_of_a_part_is_not_the_end_of_the_network():
 
     before = {
         layer.name: layer.input.value
-        for layer in mptify.plan(Net(forward, a=conv(3, 8), gate=Gate(), head=nn.Linear(8, 2)), bits="1/1").layers
+        for layer in mptify.plan(
+            Net(forward, a=conv(3, 8), gate=Gate(), head=nn.Linear(8, 2)), bits="1/1"
+        ).layers
     }
     assert "pooled" not in before["gate.up"]
 
@@ -415,12 +468,24 @@ def test_channels_that_hardly_vary_do_not_blow_up_the_gradients():
 
         def forward(self, x):
             y = torch.relu(self.norm2(self.depthwise(torch.relu(self.norm1(self.expand(x))))))
-            gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+            gate = torch.sigmoid(
+                self.excite(torch.relu(self.squeeze(y.mean((2, 3), keepdim=True))))
+            )
             return x + self.norm3(self.mix(y * gate))
 
-    ticketed = mptify.transform(nn.Sequential(conv(3, 16), *[Gated() for _ in range(20)], nn.Conv2d(16, 4, 1)), bits="1/1", prune=0.75)
+    ticketed = mptify.transform(
+        nn.Sequential(conv(3, 16), *[Gated() for _ in range(20)], nn.Conv2d(16, 4, 1)),
+        bits="1/1",
+        prune=0.75,
+    )
     ticketed(images()).mean((2, 3)).square().sum().backward()
-    assert max(float(layer.scores.grad.abs().max()) for layer in mptify.ticket_layers(ticketed).values()) < 1e4
+    assert (
+        max(
+            float(layer.scores.grad.abs().max())
+            for layer in mptify.ticket_layers(ticketed).values()
+        )
+        < 1e4
+    )
 
 
 # -- inputs that have defaults -------------------------------------------------------------------------------------------------
@@ -541,7 +606,11 @@ class Kernel(nn.Module):
 class Branching(nn.Module):
     def __init__(self, call):
         super().__init__()
-        self.first, self.parts, self.last = nn.Conv2d(3, 4, 3), nn.ModuleList([Kernel()]), nn.Conv2d(4, 2, 3)
+        self.first, self.parts, self.last = (
+            nn.Conv2d(3, 4, 3),
+            nn.ModuleList([Kernel()]),
+            nn.Conv2d(4, 2, 3),
+        )
         self.call = call
 
     def forward(self, x):
@@ -573,7 +642,11 @@ class ByDefault(Branching):
         return self.last(self.parts[0](x, scale=None))
 
 
-@pytest.mark.parametrize("net", [lambda: Branching("star"), lambda: ByPosition(""), lambda: ByName("")], ids=["star", "position", "name"])
+@pytest.mark.parametrize(
+    "net",
+    [lambda: Branching("star"), lambda: ByPosition(""), lambda: ByName("")],
+    ids=["star", "position", "name"],
+)
 def test_a_part_that_may_be_given_optional_arguments_keeps_its_code(net):
     ticketed = mptify.transform(net(), bits="1/1", prune=0.5).eval()
     assert ticketed.ticket_plan.untraced["parts.0"].endswith("may pass 'scale' to it")
@@ -582,7 +655,11 @@ def test_a_part_that_may_be_given_optional_arguments_keeps_its_code(net):
 
 def test_a_part_that_is_given_defaults_becomes_a_graph_and_its_kernel_a_ticket():
     ticketed = mptify.transform(ByDefault(""), bits="1/1", prune=0.5).eval()
-    assert [layer.name for layer in ticketed.ticket_plan.layers] == ["first", "last", "parts.0.kernel"]
+    assert [layer.name for layer in ticketed.ticket_plan.layers] == [
+        "first",
+        "last",
+        "parts.0.kernel",
+    ]
     assert ticketed.ticket_plan.left_dense == []
     assert ticketed(torch.randn(2, 3, 12, 12)).shape == (2, 2, 6, 6)
 
@@ -591,7 +668,9 @@ class Blocks(nn.Module):
     def __init__(self, way):
         super().__init__()
         self.stem, self.way = nn.Conv2d(3, 4, 1), way
-        self.blocks = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(3)))
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(3))
+        )
 
     def forward(self, x):
         x = self.stem(x)

@@ -32,7 +32,11 @@ def test_resnet18_has_a_sign_at_every_former_relu_fed_by_its_batchnorm(resnet18)
     (edits,) = mptify.plan(resnet18, bits="1/1", prune=0.75).edits[""].values()
     named = sites(resnet18, edits)
     blocks = [f"layer{stage}.{block}.relu" for stage in (1, 2, 3, 4) for block in (0, 1)]
-    assert {named[name] for name in edits.signs} == {"relu", *blocks, *(f"{block}#1" for block in blocks)}
+    assert {named[name] for name in edits.signs} == {
+        "relu",
+        *blocks,
+        *(f"{block}#1" for block in blocks),
+    }
     assert all(norm is None for norm in edits.signs.values())
     assert edits.edges == {}
     assert {named[pool]: named[conv] for pool, conv in edits.pools.items()} == {"maxpool": "conv1"}
@@ -49,7 +53,9 @@ def test_resnet18_runs_conv_pool_batchnorm_sign_and_binary_shortcuts(resnet18):
 
 def test_only_pixels_and_pooled_features_stay_real_in_resnet18(resnet18):
     plan = mptify.plan(resnet18, bits="1/1", prune=0.75)
-    assert {layer.name: layer.input.value for layer in plan.layers if layer.input.value != "±1"} == {
+    assert {
+        layer.name: layer.input.value for layer in plan.layers if layer.input.value != "±1"
+    } == {
         "conv1": "pixels",
         "fc": "pooled features",
     }
@@ -62,13 +68,20 @@ def test_real_shortcuts_take_signs_on_the_branches_only(resnet18):
     assert len(edits.signs) == 9
     graph = mptify.transform(resnet18, bits="1/1", residual="real").graph
     adds = [node for node in graph.nodes if node.name.startswith("add")]
-    for before, add in zip(adds[::2], adds[1::2], strict=True):  # a stage's second block adds to the first block's real sum
+    for before, add in zip(
+        adds[::2], adds[1::2], strict=True
+    ):  # a stage's second block adds to the first block's real sum
         assert before in add.all_input_nodes
-    for stage, add in enumerate(adds[2::2], 2):  # its first block adds to the downsampled sum of the stage before
+    for stage, add in enumerate(
+        adds[2::2], 2
+    ):  # its first block adds to the downsampled sum of the stage before
         assert f"layer{stage}.0.downsample.1" in [node.target for node in add.all_input_nodes]
 
 
-@pytest.mark.parametrize(("name", "order"), [("vgg11", ["0", "2", "1_norm", "1_sign"]), ("vgg11_bn", ["0", "3", "1", "2_sign"])])
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [("vgg11", ["0", "2", "1_norm", "1_sign"]), ("vgg11_bn", ["0", "3", "1", "2_sign"])],
+)
 def test_vgg_runs_conv_pool_batchnorm_sign(name, order):
     with torch.device("meta"):
         graph = mptify.transform(torchvision.models.get_model(name), bits="1/1").graph
@@ -78,7 +91,11 @@ def test_vgg_runs_conv_pool_batchnorm_sign(name, order):
 
 def test_each_call_site_of_one_relu_gets_its_own_sign():
     ticketed = mptify.transform(OneReluManyTimes(), bits="1/1")
-    signs = [node.target for node in ticketed.graph.nodes if isinstance(node.target, str) and node.target.endswith("sign")]
+    signs = [
+        node.target
+        for node in ticketed.graph.nodes
+        if isinstance(node.target, str) and node.target.endswith("sign")
+    ]
     assert signs == ["relu_sign", "relu_1_sign", "relu_2_sign"]
 
 
@@ -98,7 +115,14 @@ def test_layers_that_read_one_value_share_one_sign():
 
 
 def test_gates_are_no_activations():
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.Conv2d(4, 4, 1), nn.Hardsigmoid(), nn.Softmax(1), nn.Conv2d(4, 2, 1))
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 1),
+        nn.Sigmoid(),
+        nn.Conv2d(4, 4, 1),
+        nn.Hardsigmoid(),
+        nn.Softmax(1),
+        nn.Conv2d(4, 2, 1),
+    )
     (edits,) = mptify.plan(net, bits="1/1").edits[""].values()
     assert edits.signs == {}
     assert len(edits.edges) == 2
@@ -108,7 +132,12 @@ def test_inserted_batchnorms_go_before_each_activation_that_lacks_one_with_the_p
     ticketed = mptify.transform(Plain(), bits="1/32", bn="insert")
     targets = [node.target for node in ticketed.graph.nodes if node.op == "call_module"]
     assert targets[:4] == ["features.0", "features.2", "features.1_norm", "features.1"]
-    assert targets[4:8] == ["features.3", "features.4", "features.5", "features.6"]  # had its BatchNorm: left alone
+    assert targets[4:8] == [
+        "features.3",
+        "features.4",
+        "features.5",
+        "features.6",
+    ]  # had its BatchNorm: left alone
     assert "classifier.2_norm" in targets
 
 
@@ -130,7 +159,11 @@ def test_layers_can_be_left_dense_and_are_named(settings, dense):
     assert {left.name for left in plan.left_dense} == dense
     assert all(left.reason.startswith("asked") for left in plan.left_dense)
     ticketed = mptify.transform(OneReluManyTimes(), strict=True, **settings)
-    assert all(parameter.requires_grad for name in dense for parameter in ticketed.get_submodule(name).parameters())
+    assert all(
+        parameter.requires_grad
+        for name in dense
+        for parameter in ticketed.get_submodule(name).parameters()
+    )
 
 
 def test_depthwise_layers_can_be_left_dense_and_are_warned_of():
@@ -146,7 +179,12 @@ def test_a_sign_behind_the_last_layer_is_warned_of():
 
 def test_prune_overrides_win_by_order():
     plan = mptify.plan(OneReluManyTimes(), prune=0.5, prune_overrides={"*": 0.75, "b": 0.0})
-    assert {layer.name: layer.kept for layer in plan.layers} == {"a": 54, "b": 576, "c": 144, "head": 20}
+    assert {layer.name: layer.kept for layer in plan.layers} == {
+        "a": 54,
+        "b": 576,
+        "c": 144,
+        "head": 20,
+    }
 
 
 def test_global_scope_keeps_the_total_and_a_floor_in_every_layer():
@@ -159,7 +197,12 @@ def test_global_scope_keeps_the_total_and_a_floor_in_every_layer():
 
 
 @pytest.mark.parametrize(
-    ("setting", "kinds"), [({}, {"scores"}), ({"learn_bn": True}, {"scores", "norm"}), ({"bias": "learn"}, {"scores", "bias"})]
+    ("setting", "kinds"),
+    [
+        ({}, {"scores"}),
+        ({"learn_bn": True}, {"scores", "norm"}),
+        ({"bias": "learn"}, {"scores", "bias"}),
+    ],
 )
 def test_only_what_the_spec_names_trains(setting, kinds):
     assert set(mptify.summary(mptify.transform(OneReluManyTimes(), **setting)).trainable) == kinds
@@ -193,7 +236,13 @@ def test_the_seed_alone_decides_the_frozen_weights():
 @pytest.mark.parametrize("bits", ["1/1", "32/1"])
 def test_dropout_between_a_sign_and_a_layer_keeps_its_input_binary_in_train_mode(bits):
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+        nn.Conv2d(3, 8, 1),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Conv2d(8, 8, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 2),
     )
     ticketed = mptify.transform(net, bits=bits).train()
     _, real = real_inputs(ticketed, lambda: ticketed(images()))
@@ -210,7 +259,10 @@ def test_dropout_between_a_sign_and_a_layer_keeps_its_input_binary_in_train_mode
         ({"exclude": "layr*"}, "exclude='layr*' matches no layer of this model"),
         ({"prune_overrides": {"x*": 0.5}}, "prune_overrides='x*' matches no layer"),
         ({"bn": "insert", "bits": "1/1"}, "bn='insert' is for 32-bit activations"),
-        ({"scope": "global", "prune_overrides": {"a": 0.5}}, "prune_overrides are for scope='layer'"),
+        (
+            {"scope": "global", "prune_overrides": {"a": 0.5}},
+            "prune_overrides are for scope='layer'",
+        ),
         ({"seed": -1}, "seed=-1"),
         ({"sign_width": 0}, "sign_width=0"),
         ({"dense": "middle"}, "dense.0='middle'"),
@@ -235,7 +287,11 @@ def around(part, features):
     class Around(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv, self.part, self.head = nn.Conv2d(3, 4, 3, padding=1), part, nn.Linear(features, 5)
+            self.conv, self.part, self.head = (
+                nn.Conv2d(3, 4, 3, padding=1),
+                part,
+                nn.Linear(features, 5),
+            )
 
         def forward(self, x):
             result = self.part(self.conv(x).flatten(2).transpose(1, 2))
@@ -279,7 +335,10 @@ def test_the_weights_of_recurrent_cells_are_listed():
         def forward(self, x):
             return self.cell(x.mean(1))[:, None]
 
-    assert {one.name for one in mptify.plan(around(Cell(), 12)).left_dense} == {"part.cell.weight_ih", "part.cell.weight_hh"}
+    assert {one.name for one in mptify.plan(around(Cell(), 12)).left_dense} == {
+        "part.cell.weight_ih",
+        "part.cell.weight_hh",
+    }
 
 
 class Tokens(nn.Module):
@@ -301,7 +360,11 @@ class Untraced(Tokens):
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
 def test_parameters_that_are_added_or_looked_up_are_listed_as_that(bits):
     plan = mptify.plan(around(Tokens(), 4), bits=bits, strict=True)
-    assert dict(plan.tables) == {"part.positions": (1, 1, 4), "part.unused": (2, 4), "part.table.weight": (3, 4)}
+    assert dict(plan.tables) == {
+        "part.positions": (1, 1, 4),
+        "part.unused": (2, 4),
+        "part.table.weight": (3, 4),
+    }
     report = mptify.summary(mptify.transform(around(Tokens(), 4), bits=bits))
     assert report.tables == plan.tables
 
@@ -320,7 +383,11 @@ def test_every_parameter_of_two_dimensions_is_converted_or_listed(entry):
     """Over the zoo."""
     model, _ = build(entry)
     plan = mptify.plan(model)
-    named = {layer.name for layer in plan.layers} | {left.name for left in plan.left_dense} | {name for name, _ in plan.tables}
+    named = (
+        {layer.name for layer in plan.layers}
+        | {left.name for left in plan.left_dense}
+        | {name for name, _ in plan.tables}
+    )
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.dim() > 1:
@@ -342,12 +409,26 @@ class Functional(nn.Module):
 
 @pytest.mark.parametrize(
     ("activation", "gone"),
-    [(nn.PReLU(4), ["1.weight"]), (timm.layers.PReLU(), ["1.weight"]), (StarReLU(), ["1.bias", "1.scale"]), (Functional(), ["1.slope"])],
+    [
+        (nn.PReLU(4), ["1.weight"]),
+        (timm.layers.PReLU(), ["1.weight"]),
+        (StarReLU(), ["1.bias", "1.scale"]),
+        (Functional(), ["1.slope"]),
+    ],
     ids=["PReLU", "timm's PReLU", "StarReLU", "F.prelu"],
 )
 def test_parameters_of_replaced_activations_go(activation, gone, process_group):
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), activation, nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
-    ticketed = mptify.transform(network, bits="1/1", prune=0.5, learn_bn=True, other="learn").train()
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        activation,
+        nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(16, 2),
+    )
+    ticketed = mptify.transform(
+        network, bits="1/1", prune=0.5, learn_bn=True, other="learn"
+    ).train()
     assert not set(gone) & {name for name, _ in ticketed.named_parameters()}
     assert sorted(mptify.summary(ticketed).dropped) == gone
     parallel = torch.nn.parallel.DistributedDataParallel(ticketed)

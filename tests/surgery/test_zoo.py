@@ -25,7 +25,9 @@ from tests.representatives import ENTRIES, build
 
 MODES = {"1/32": 0.8, "1/1": 0.75}
 _LARGE = 5_000_000  # weights
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 
 
 # csatv2 normalises over a single channel, so parts of it get no gradient in the dense network either: tests/test_coverage.py
@@ -61,7 +63,11 @@ def agree(ours, theirs, tolerance=1e-4):
 
 def nearly_all(plan):
     """Converted: all but what LSTMs hold, and tables of code that can't be traced."""
-    listed = sum(one.count for one in plan.left_dense if one.obstacle.reason in (Reason.RECURRENT, Reason.UNTRACED_USE))
+    listed = sum(
+        one.count
+        for one in plan.left_dense
+        if one.obstacle.reason in (Reason.RECURRENT, Reason.UNTRACED_USE)
+    )
     return plan.converted + listed >= 0.999 * plan.total
 
 
@@ -79,12 +85,18 @@ def test_signs_gradients_and_copies(entry, process_group, tmp_path):
         assert wrongly_trainable(ticketed) == []
         still(ticketed.train())
         outputs, parallel = [], torch.nn.parallel.DistributedDataParallel(ticketed, init_sync=False)
-        ran, real = real_inputs(ticketed, lambda run=parallel, into=outputs: into.append(run(*inputs)))
+        ran, real = real_inputs(
+            ticketed, lambda run=parallel, into=outputs: into.append(run(*inputs))
+        )
         assert ran == {layer.tied_to or layer.name for layer in plan.layers}
         if bits == "1/1":
             assert real <= {layer.name for layer in plan.layers if layer.input.is_exempt}
         training_loss(outputs.pop()).backward()
-        assert {name: what for name, what in bad_gradients(ticketed).items() if (entry.name, what) != ("csatv2", "zero")} == {}
+        assert {
+            name: what
+            for name, what in bad_gradients(ticketed).items()
+            if (entry.name, what) != ("csatv2", "zero")
+        } == {}
         ticketed.zero_grad(set_to_none=True)
         with torch.no_grad():
             expected = seeded(ticketed.eval(), inputs)
@@ -105,7 +117,9 @@ def test_files_of_large_networks(entry, tmp_path):
     if ticketed.ticket_plan.total >= _LARGE:
         with torch.no_grad():
             seeded(ticketed.train(), inputs)  # for its norms' sake
-            _check_file(model, ticketed, inputs, seeded(ticketed.eval(), inputs), tmp_path / "a.ticket")
+            _check_file(
+                model, ticketed, inputs, seeded(ticketed.eval(), inputs), tmp_path / "a.ticket"
+            )
 
 
 def _check_file(model, ticketed, inputs, expected, path):
@@ -123,7 +137,14 @@ def _check_copies(model, ticketed, inputs, expected):
         tensor.zero_()
     other.load_state_dict(ticketed.state_dict())
     agree(seeded(other, inputs), expected, 0)
-    for attribute in ("num_classes", "pretrained_cfg", "default_cfg", "num_features", "feature_info", "grad_checkpointing"):
+    for attribute in (
+        "num_classes",
+        "pretrained_cfg",
+        "default_cfg",
+        "num_features",
+        "feature_info",
+        "grad_checkpointing",
+    ):
         if hasattr(model, attribute):
             assert getattr(ticketed, attribute) == getattr(model, attribute)
     for method in ("no_weight_decay", "group_matcher"):
@@ -136,14 +157,19 @@ def _check_copies(model, ticketed, inputs, expected):
     if isinstance(getattr(model, "get_classifier", lambda: None)(), torch.nn.Linear):
         assert isinstance(ticketed.get_classifier(), Ticketed)
     with torch.autocast("cpu", torch.bfloat16), _QuickConvolutions():
-        assert all(torch.isfinite(one).all() for one in seeded(ticketed, inputs) if one.is_floating_point())
+        assert all(
+            torch.isfinite(one).all() for one in seeded(ticketed, inputs) if one.is_floating_point()
+        )
 
 
 class _QuickConvolutions(TorchDispatchMode):
     """Those of bfloat16 computed in float32: a processor without instructions for it takes 30 times as long for them."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.convolution.default and args[0].dtype == args[1].dtype == torch.bfloat16:
+        if (
+            func is torch.ops.aten.convolution.default
+            and args[0].dtype == args[1].dtype == torch.bfloat16
+        ):
             wide = [one.float() if isinstance(one, torch.Tensor) else one for one in args]
             return func(*wide, **(kwargs or {})).bfloat16()
         return func(*args, **(kwargs or {}))
@@ -156,9 +182,14 @@ def _check_memory_format(ticketed, inputs, expected):
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}[dims.pop()]
     masks = {name: layer.mask.clone() for name, layer in mptify.ticket_layers(ticketed).items()}
     ticketed.to(memory_format=channels_last)
-    turned = tuple(x.to(memory_format=channels_last) if isinstance(x, torch.Tensor) else x for x in inputs)
+    turned = tuple(
+        x.to(memory_format=channels_last) if isinstance(x, torch.Tensor) else x for x in inputs
+    )
     agree(seeded(ticketed, turned), expected, 1e-3)
-    assert all(torch.equal(layer.mask, masks[name]) for name, layer in mptify.ticket_layers(ticketed).items())
+    assert all(
+        torch.equal(layer.mask, masks[name])
+        for name, layer in mptify.ticket_layers(ticketed).items()
+    )
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
@@ -185,7 +216,9 @@ def _as_graphs(model):
                 setattr(root, name, value)
         if hasattr(root, "compute_loss"):
             continue  # its parent asks it for more than `forward`, as detectors' heads are; surgery changes none of their edges
-        if any(node.meta.get("norm_only") for graph in region.graphs.values() for node in graph.nodes):
+        if any(
+            node.meta.get("norm_only") for graph in region.graphs.values() for node in graph.nodes
+        ):
             continue  # a norm and its activation traced apart: the rewriter splits the module too
         graph = TicketGraph.of(root, region.graphs)
         if not region.path:

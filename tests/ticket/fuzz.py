@@ -20,8 +20,37 @@ from mptify.ticket.codec import from_bytes, to_bytes
 from tests.ticket.test_format import TICKETS
 
 SECONDS, BYTES = 1.0, 200 << 20
-NASTY_NUMBERS = [0, 1, -1, 255, 2**16, 2**20, 2**31, 2**31 - 1, 2**32, 2**40, 2**63, 2**64, 10**30, 0.5, 1e308, True, None]
-NASTY_TEXTS = ["", "../../../etc/passwd", "conv", "a" * 600, "\0", "__class__", "hf-hub:evil/model", "os.system", "\ud800", "config"]
+NASTY_NUMBERS = [
+    0,
+    1,
+    -1,
+    255,
+    2**16,
+    2**20,
+    2**31,
+    2**31 - 1,
+    2**32,
+    2**40,
+    2**63,
+    2**64,
+    10**30,
+    0.5,
+    1e308,
+    True,
+    None,
+]
+NASTY_TEXTS = [
+    "",
+    "../../../etc/passwd",
+    "conv",
+    "a" * 600,
+    "\0",
+    "__class__",
+    "hf-hub:evil/model",
+    "os.system",
+    "\ud800",
+    "config",
+]
 
 
 def parts(data):
@@ -72,7 +101,9 @@ def container(data, rng):
     header, body = parts(data)
     name = list(header)[rng.integers(len(header))]
     if name == "__metadata__":
-        header[name] = [{}, {"mptify": "{}"}, {"mptify": "[" * 50_000}, {"mptify": "1"}, []][rng.integers(5)]
+        header[name] = [{}, {"mptify": "{}"}, {"mptify": "[" * 50_000}, {"mptify": "1"}, []][
+            rng.integers(5)
+        ]
     else:
         key, nasty = [
             ("dtype", ["F64", "U8", "I8", "BF16", "F8_E4M3", "BOOL", "X"]),
@@ -150,7 +181,11 @@ def bomb(data, rng):
     header, body = parts(data)
     description = json.loads(header["__metadata__"]["mptify"])
     layer = description["layers"][0]
-    layer[1] = [int(rng.integers(1, 2**31)), int(rng.integers(1, 2**12))] if rng.random() < 0.5 else [1024 * layer[4]]
+    layer[1] = (
+        [int(rng.integers(1, 2**31)), int(rng.integers(1, 2**12))]
+        if rng.random() < 0.5
+        else [1024 * layer[4]]
+    )
     layer[2] = 1
     begin = header["masks"]["data_offsets"][0]
     head = bytes([1, 1, 1, 1, 1, 0]) if rng.random() < 0.5 else bytes([3, 1, 1, 0, 1, 0])
@@ -169,11 +204,17 @@ def many(data, rng):
         header["__metadata__"]["mptify"] = json.dumps(description)
         return whole(header, body)
     length, layers, per_byte = [(1032, 300, 1024), (20_000, 1, 1024), (60_000, 1, 256)][way - 1]
-    head = [bytes([1, 1, 1, 1, 1, 0]), bytes([1, 1, 2, 1, 0x10, 1, 0, 1, 0]), bytes([3, 7] + 128 * [1, 0])][way - 1]
+    head = [
+        bytes([1, 1, 1, 1, 1, 0]),
+        bytes([1, 1, 2, 1, 0x10, 1, 0, 1, 0]),
+        bytes([3, 7] + 128 * [1, 0]),
+    ][way - 1]
     blob = head + bytes((length - len(head)) // 4 * 4)
     count = per_byte * len(blob)
     origin = description["layers"][0][3]
-    description["layers"] = [[f"a{n}", [count // 2, 2], 1, origin, len(blob)] for n in range(layers)]
+    description["layers"] = [
+        [f"a{n}", [count // 2, 2], 1, origin, len(blob)] for n in range(layers)
+    ]
     sections = {
         "masks": ("U8", blob * layers),
         "gains": ("F32", bytes(4 * layers)),
@@ -189,7 +230,18 @@ def many(data, rng):
     return whole(new, b"".join(parts_of))
 
 
-MUTATORS = [flipped, cut, longer, overwritten, swapped, digits, container, described, signed_again, bomb]
+MUTATORS = [
+    flipped,
+    cut,
+    longer,
+    overwritten,
+    swapped,
+    digits,
+    container,
+    described,
+    signed_again,
+    bomb,
+]
 
 
 def check(data, original, may_differ):

@@ -27,7 +27,9 @@ def try_one(data: bytes) -> None:
     way, data = data[0] % 3, data[1:]
     try:
         if way == 0:
-            found = from_bytes(data)  # it may be another ticket: the fuzzer sees what the digest is compared with, and forges it
+            found = from_bytes(
+                data
+            )  # it may be another ticket: the fuzzer sees what the digest is compared with, and forges it
             assert from_bytes(to_bytes(found)) == found
         elif way == 1:
             expected = []
@@ -65,7 +67,10 @@ def seeds(folder):
             (folder / f"{name}_{way}").write_bytes(bytes([way]) + to_bytes(ticket))
     rng = np.random.RandomState(0)
     for index, shape in enumerate(SHAPES):
-        for density in (0.05, np.linspace(0.01, 0.6, shape[0]).reshape(-1, *[1] * (len(shape) - 1))):
+        for density in (
+            0.05,
+            np.linspace(0.01, 0.6, shape[0]).reshape(-1, *[1] * (len(shape) - 1)),
+        ):
             mask = rng.random(shape) < density
             head = bytes([2, index]) + int(min(mask.sum(), 65535)).to_bytes(2, "little")
             (folder / f"mask_{index}_{np.ndim(density)}").write_bytes(head + masks.encode(mask))

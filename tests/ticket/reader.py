@@ -28,16 +28,22 @@ def read(data):
     sections = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        sections[name] = np.frombuffer(data[8 + length + begin : 8 + length + end], TYPES[entry["dtype"]])
+        sections[name] = np.frombuffer(
+            data[8 + length + begin : 8 + length + end], TYPES[entry["dtype"]]
+        )
     digest = hashlib.sha256()
     plain = {key: value for key, value in description.items() if key != "sha256"}
     plain["layers"] = [row[:4] for row in description["layers"]]
-    digest.update(json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+    digest.update(
+        json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    )
 
     masks, weights, floats = {}, {}, {}
     at = signs_at = values_at = 0
     config = description["config"]
-    for (name, shape, kept, origin, size), gain in zip(description["layers"], sections["gains"], strict=True):
+    for (name, shape, kept, origin, size), gain in zip(
+        description["layers"], sections["gains"], strict=True
+    ):
         coded = sections["masks"][at : at + size].tobytes()
         at += size
         mask = read_mask(coded, shape, config["seed"], name)
@@ -62,7 +68,12 @@ def read(data):
             require(config["init"] == "signed_constant", "this reader draws no normals")
             full[mask] = np.where(negative, -gain, gain)
         masks[name], weights[name] = mask.reshape(shape), full.reshape(shape)
-        for part in (packed_bits(mask), packed_bits(negative), gain.tobytes(), b"" if values is None else values.tobytes()):
+        for part in (
+            packed_bits(mask),
+            packed_bits(negative),
+            gain.tobytes(),
+            b"" if values is None else values.tobytes(),
+        ):
             digest.update(part)
     require(at == sections["masks"].size, "masks")
 
@@ -90,7 +101,9 @@ def unpacked(packed, count):
 
 
 def drawn_words(seed, name, purpose, count):
-    key = int.from_bytes(hashlib.sha256(f"mptify 1\n{seed}\n{name}\n{purpose}".encode()).digest()[:16], "little")
+    key = int.from_bytes(
+        hashlib.sha256(f"mptify 1\n{seed}\n{name}\n{purpose}".encode()).digest()[:16], "little"
+    )
     return np.random.Philox(key=key).random_raw(count)
 
 
@@ -127,14 +140,19 @@ def read_mask(coded, shape, seed, name):
 def read_initial_scores(rest, levels):
     classes = 2 ** rest[0]
     require(2 <= classes <= 128, "classes")
-    densities, coder = np.frombuffer(rest[1 : 1 + 2 * classes], "<u2").tolist(), Coder(rest[1 + 2 * classes :])
+    densities, coder = (
+        np.frombuffer(rest[1 : 1 + 2 * classes], "<u2").tolist(),
+        Coder(rest[1 + 2 * classes :]),
+    )
     mask = np.zeros(levels.size, bool)
     for start in range(0, levels.size, 131072):
         block = levels[start : start + 131072] * classes // 128
         for number, density in enumerate(densities):
             where = start + np.flatnonzero(block == number)
             packed = np.array(coder.pop(density, -(-where.size // 8)), np.uint8)
-            mask[where] = unpacked(packed if density < 32768 else ~packed, where.size) ^ (density >= 32768)
+            mask[where] = unpacked(packed if density < 32768 else ~packed, where.size) ^ (
+                density >= 32768
+            )
     coder.finish()
     return mask
 
@@ -152,7 +170,10 @@ class Coder:
             self.state = self.state << 32 | self.words.pop()
 
     def pop(self, density, count):
-        weights = [(2**24 - 256) * density**k * (65536 - density) ** (8 - k) >> 128 for k in (bin(b).count("1") for b in range(256))]
+        weights = [
+            (2**24 - 256) * density**k * (65536 - density) ** (8 - k) >> 128
+            for k in (bin(b).count("1") for b in range(256))
+        ]
         weights[0 if density < 32768 else 255] += 2**24 - 256 - sum(weights)
         starts = np.cumsum([0, *(weight + 1 for weight in weights)])
         found = []

@@ -17,7 +17,9 @@ from mptify.ticket.card import model_card
 from mptify.ticket.state import read_both
 from mptify.ticket.summary import summarize
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 
 
 def run(*arguments):
@@ -107,15 +109,25 @@ def test_diff_finds_what_chance_leaves_in_common(files):
 
 def test_a_card_has_the_header_that_the_hub_reads(files, tmp_path):
     ticketed = mptify.load(files[0])
-    mptify.save(ticketed, tmp_path / "a.ticket", "timm:test_vit", arguments={"num_classes": 7}, notes={"data": "cifar10", "accuracy": 0.5})
+    mptify.save(
+        ticketed,
+        tmp_path / "a.ticket",
+        "timm:test_vit",
+        arguments={"num_classes": 7},
+        notes={"data": "cifar10", "accuracy": 0.5},
+    )
     run("card", tmp_path / "a.ticket", "--out", tmp_path / "README.md")
     _, header, page = (tmp_path / "README.md").read_text().split("---\n", 2)
     metadata = yaml.safe_load(header)
     assert metadata["library_name"] == "mptify"
     assert metadata["datasets"] == ["uoft-cs/cifar10"]
-    assert metadata["model-index"][0]["results"][0]["metrics"] == [{"type": "accuracy", "value": 0.5}]
+    assert metadata["model-index"][0]["results"][0]["metrics"] == [
+        {"type": "accuracy", "value": 0.5}
+    ]
     assert 'mptify.load("a.ticket")' in page
-    assert "exists" in str(run("card", tmp_path / "a.ticket", "--out", tmp_path / "README.md").exception)
+    assert "exists" in str(
+        run("card", tmp_path / "a.ticket", "--out", tmp_path / "README.md").exception
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +136,11 @@ def test_a_card_has_the_header_that_the_hub_reads(files, tmp_path):
      ("torchvision:ssd300_vgg16", "object-detection"), ("torchvision:r3d_18", "video-classification"), (None, "image-classification")],
 )  # fmt: skip
 def test_a_card_names_the_task_as_the_hub_does(files, architecture, task):
-    summary = replace(summarize(*read_both(files[0])), architecture=architecture, notes={"data": "cifar10", "accuracy": 0.5})
+    summary = replace(
+        summarize(*read_both(files[0])),
+        architecture=architecture,
+        notes={"data": "cifar10", "accuracy": 0.5},
+    )
     metadata = yaml.safe_load(model_card(summary, "a.ticket", "mit").split("---\n", 2)[1])
     assert metadata.get("pipeline_tag") == task
     assert ("model-index" in metadata) == (task is not None)
@@ -141,21 +157,41 @@ def test_a_card_names_the_task_as_the_hub_does(files, architecture, task):
 )  # fmt: skip
 def test_a_card_invents_neither_a_licence_nor_a_data_set(files, tmp_path, source, expected):
     notes = {"data": source, "accuracy": 0.5}
-    mptify.save(mptify.load(files[0]), tmp_path / "a.ticket", "timm:test_vit", arguments={"num_classes": 7}, notes=notes)
+    mptify.save(
+        mptify.load(files[0]),
+        tmp_path / "a.ticket",
+        "timm:test_vit",
+        arguments={"num_classes": 7},
+        notes=notes,
+    )
     metadata = yaml.safe_load(run("card", tmp_path / "a.ticket").stdout.split("---\n", 2)[1])
     assert "license" not in metadata
     assert metadata.get("datasets") == (None if expected is None else [expected])
-    assert ("model-index" in metadata) == (expected is not None)  # the Hub wants the data set's id there
+    assert ("model-index" in metadata) == (
+        expected is not None
+    )  # the Hub wants the data set's id there
     if expected is not None:
-        assert metadata["model-index"][0]["results"][0]["dataset"] == {"name": expected, "type": expected}
+        assert metadata["model-index"][0]["results"][0]["dataset"] == {
+            "name": expected,
+            "type": expected,
+        }
 
 
 def test_a_card_says_what_it_is_told(files, tmp_path):
-    mptify.save(mptify.load(files[0]), tmp_path / "a.ticket", "timm:test_vit", arguments={"num_classes": 7}, notes={"accuracy": 0.5})
+    mptify.save(
+        mptify.load(files[0]),
+        tmp_path / "a.ticket",
+        "timm:test_vit",
+        arguments={"num_classes": 7},
+        notes={"accuracy": 0.5},
+    )
     text = run("card", tmp_path / "a.ticket", "--license", "mit", "--dataset", "me/photos").stdout
     metadata = yaml.safe_load(text.split("---\n", 2)[1])
     assert (metadata["license"], metadata["datasets"]) == ("mit", ["me/photos"])
-    for options, words in ((["--license", ""], "--license"), (["--dataset", "imagefolder:photos"], "imagefolder:photos")):
+    for options, words in (
+        (["--license", ""], "--license"),
+        (["--dataset", "imagefolder:photos"], "imagefolder:photos"),
+    ):
         assert words in str(run("card", tmp_path / "a.ticket", *options).exception)
 
 
@@ -167,7 +203,9 @@ def test_inspect_counts_the_bytes_that_are_in_the_file(files):
     first, last = header["masks"]["data_offsets"]
     assert summary.mask_bytes == last - first
     assert summary.file_bytes == len(data)
-    assert [layer.coded_bytes for layer in summary.layers] == [row[-1] for row in json.loads(header["__metadata__"]["mptify"])["layers"]]
+    assert [layer.coded_bytes for layer in summary.layers] == [
+        row[-1] for row in json.loads(header["__metadata__"]["mptify"])["layers"]
+    ]
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "card"])

@@ -53,8 +53,14 @@ def small(**changes):
 def with_survivors(ticket, **what):
     """The same with stored signs or values."""
     rng = np.random.RandomState(9)
-    make = {"signs": lambda kept: rng.random(kept) < 0.5, "values": lambda kept: rng.standard_normal(kept).astype("f4")}
-    layers = {name: dataclasses.replace(one, **{kind: make[kind](one.kept) for kind in what}) for name, one in ticket.layers.items()}
+    make = {
+        "signs": lambda kept: rng.random(kept) < 0.5,
+        "values": lambda kept: rng.standard_normal(kept).astype("f4"),
+    }
+    layers = {
+        name: dataclasses.replace(one, **{kind: make[kind](one.kept) for kind in what})
+        for name, one in ticket.layers.items()
+    }
     return dataclasses.replace(ticket, layers=layers)
 
 
@@ -73,7 +79,9 @@ TICKETS = {
     "seed": small(),
     "searched": searched(),
     "signs": with_survivors(small(), signs=True),
-    "values": with_survivors(small(config=make_config({"bits": "32/32", "init": "keep", "prune": 0.5})), values=True),
+    "values": with_survivors(
+        small(config=make_config({"bits": "32/32", "init": "keep", "prune": 0.5})), values=True
+    ),
     "no floats": small(floats={}),
     "float16": small(floats={"a": np.linspace(0, 1, 7).astype("f2")}),
     "float64": small(floats={"a": np.linspace(0, 1, 7)}, dtype="float64"),
@@ -93,7 +101,9 @@ def test_a_ticket_comes_back_equal_and_to_the_same_bytes(ticket):
     for name, one in ticket.layers.items():
         assert np.array_equal(found.layers[name].mask, one.mask)
         assert np.float32(found.layers[name].gain) == np.float32(one.gain)
-        assert np.array_equal(found.layers[name].weights(found.config), np.asarray(one.weights(ticket.config)))
+        assert np.array_equal(
+            found.layers[name].weights(found.config), np.asarray(one.weights(ticket.config))
+        )
     for name, value in ticket.floats.items():
         assert found.floats[name].tobytes() == value.tobytes()
         assert found.floats[name].shape == value.shape
@@ -112,10 +122,14 @@ def test_a_second_reader_finds_the_same(ticket):
 def test_a_standalone_ticket_does_not_depend_on_initial_scores():
     """What stores its signs can be read without a generator: masks too."""
     seeded, alone = searched(), with_survivors(searched(), signs=True)
-    ways = [{blob[0] for blob in coded_masks(to_bytes(ticket)).values()} for ticket in (seeded, alone)]
+    ways = [
+        {blob[0] for blob in coded_masks(to_bytes(ticket)).values()} for ticket in (seeded, alone)
+    ]
     assert 2 in ways[0]
     assert 2 not in ways[1]
-    kept = dataclasses.replace(alone, config=make_config({"bits": "1/1", "prune": 0.8, "seed": 7, "init": "keep"}))
+    kept = dataclasses.replace(
+        alone, config=make_config({"bits": "1/1", "prune": 0.8, "seed": 7, "init": "keep"})
+    )
     assert 2 in {blob[0] for blob in coded_masks(to_bytes(kept)).values()}
 
 
@@ -140,7 +154,10 @@ def test_any_safetensors_reader_opens_it(tmp_path):
         {"constants": "0" * 64},
         {"notes": {}},
         {"layers": small().layers | {"conv": layer("conv", (16, 3, 3, 3), 0.2, gain=0.25)}},
-        {"layers": small().layers | {"conv": layer("conv", (16, 3, 3, 3), 0.2, seed=1, gain=0.125)}},
+        {
+            "layers": small().layers
+            | {"conv": layer("conv", (16, 3, 3, 3), 0.2, seed=1, gain=0.125)}
+        },
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -233,7 +250,9 @@ def test_a_file_from_before_a_setting_existed_takes_its_default():
     description = json.loads(header["__metadata__"]["mptify"])
     found, _ = codec._parse(data)
     plain = codec._without_lengths(description)
-    data = described(lambda d: d["config"].pop("quantizer") and d.update(sha256=codec._digest(plain, found)))
+    data = described(
+        lambda d: d["config"].pop("quantizer") and d.update(sha256=codec._digest(plain, found))
+    )
     assert from_bytes(data).config == small().config
 
 
@@ -249,7 +268,15 @@ def test_a_gain_that_is_no_scale_is_neither_written_nor_read(gain):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0" * 7, b"\xff" * 100, b"\x10\0\0\0\0\0\0\0{}", (2).to_bytes(8, "little") + b"{}", b"PK\x03\x04" * 9]
+    "data",
+    [
+        b"",
+        b"\0" * 7,
+        b"\xff" * 100,
+        b"\x10\0\0\0\0\0\0\0{}",
+        (2).to_bytes(8, "little") + b"{}",
+        b"PK\x03\x04" * 9,
+    ],
 )
 def test_what_is_no_ticket_is_refused(data):
     with pytest.raises(DamagedTicket):

@@ -14,7 +14,16 @@ from mptify.nn import init
 from mptify.nn.topk import kept_count, mask_entropy
 from mptify.ticket import masks
 
-SHAPES = [(1,), (7,), (64, 3, 7, 7), (10, 64), (32, 1, 3, 3), (16, 8, 3), (8, 4, 3, 3, 3), (300, 500)]
+SHAPES = [
+    (1,),
+    (7,),
+    (64, 3, 7, 7),
+    (10, 64),
+    (32, 1, 3, 3),
+    (16, 8, 3),
+    (8, 4, 3, 3, 3),
+    (300, 500),
+]
 
 
 def drawn(shape, density, seed=0):
@@ -32,7 +41,9 @@ def there_and_back(mask, levels=None):
 def moved(shape, prune, noise, layer="conv"):
     """The mask of initial scores to which noise was added, and the levels that they began with."""
     count = math.prod(shape)
-    scores = init.scores(0, layer, count, 1.0) + noise * np.random.default_rng(0).standard_normal(count)
+    scores = init.scores(0, layer, count, 1.0) + noise * np.random.default_rng(0).standard_normal(
+        count
+    )
     mask = np.zeros(count, bool)
     mask[np.argsort(-np.abs(scores), kind="stable")[: kept_count(count, prune)]] = True
     return mask.reshape(shape), functools.partial(init.score_levels, 0, layer, count)
@@ -57,7 +68,9 @@ def test_a_mask_without_structure_costs_its_entropy(density):
 
 
 @pytest.mark.parametrize("prune", [0.5, 0.8, 0.95])
-@pytest.mark.parametrize("shape", [(512, 300, 3, 3), (64, 64, 3, 3), (131_072,), (131_073,), (9, 7)])
+@pytest.mark.parametrize(
+    "shape", [(512, 300, 3, 3), (64, 64, 3, 3), (131_072,), (131_073,), (9, 7)]
+)
 def test_a_mask_that_follows_the_initial_scores_costs_what_is_new(shape, prune):
     mask, levels = moved(shape, prune, 0.05)
     blob, alone = there_and_back(mask, levels), there_and_back(mask)
@@ -97,7 +110,9 @@ def test_probabilities_are_whole_and_sum_up(density):
     weights = masks.byte_weights(density)
     assert weights.sum() == 2**24 - 256
     assert weights.min() >= 0
-    expected = [(density / 65536) ** ones * (1 - density / 65536) ** (8 - ones) for ones in (0, 4, 8)]
+    expected = [
+        (density / 65536) ** ones * (1 - density / 65536) ** (8 - ones) for ones in (0, 4, 8)
+    ]
     for byte, probability in zip((0, 15, 255), expected, strict=True):
         assert weights[byte] / 2**24 == pytest.approx(probability, abs=2e-5)
 

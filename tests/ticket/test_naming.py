@@ -28,8 +28,16 @@ def require_fit(model, name, **arguments):
     [
         (lambda: conv2(), "mptify:conv4", "its classifier.1 is 256×8192, the model's 256×16384"),
         (lambda: conv2(), "timm:test_vit", "its features.0 is missing, the model's 64×3×3×3"),
-        (lambda: conv2(num_classes=7), "mptify:conv2", "its classifier.5 is 10×256, the model's 7×256"),
-        (lambda: conv2(in_chans=1), "mptify:conv2", "its features.0 is 64×3×3×3, the model's 64×1×3×3"),
+        (
+            lambda: conv2(num_classes=7),
+            "mptify:conv2",
+            "its classifier.5 is 10×256, the model's 7×256",
+        ),
+        (
+            lambda: conv2(in_chans=1),
+            "mptify:conv2",
+            "its features.0 is 64×3×3×3, the model's 64×1×3×3",
+        ),
         (lambda: Plain(), "mptify:conv2", "built with no arguments, is not the model"),
     ],
 )
@@ -77,7 +85,9 @@ class Lightning(nn.Module):
         self.network, self.loss = network, nn.CrossEntropyLoss()
 
 
-@pytest.mark.parametrize("wrap", ["DataParallel", "DistributedDataParallel", "Lightning", "compile"])
+@pytest.mark.parametrize(
+    "wrap", ["DataParallel", "DistributedDataParallel", "Lightning", "compile"]
+)
 def test_what_wraps_a_model_is_not_saved(wrap, tmp_path, process_group):
     model = ticketed("mptify:conv2", input_size=8)
     wrapped = {

@@ -23,7 +23,9 @@ from tests.runtime.test_program import require_same
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),
-    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+    ),
 ]
 NETWORKS = ["mptify:conv2", "torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:squeezenet1_1", "timm:test_vit",
             "timm:test_efficientnet", "timm:test_convnext"]  # fmt: skip
@@ -37,8 +39,13 @@ def packed_file(name, folder, **settings):
     x = (registry.example_inputs(entry, network)[0] * 8).round() / 8
     with torch.no_grad():
         ticketed(x)
-    notes = {"labels": list("abcdefg"), "input": {"shape": list(x.shape[1:]), "mean": [0.5] * 3, "std": [0.25] * 3}}
-    mptify.save(ticketed.eval(), folder / "a.ticket", name, arguments={"num_classes": 7}, notes=notes)
+    notes = {
+        "labels": list("abcdefg"),
+        "input": {"shape": list(x.shape[1:]), "mean": [0.5] * 3, "std": [0.25] * 3},
+    }
+    mptify.save(
+        ticketed.eval(), folder / "a.ticket", name, arguments={"num_classes": 7}, notes=notes
+    )
     export(folder / "a.ticket", "packed", folder / "a.packed")
     return folder / "a.packed", x[:2]
 
@@ -55,7 +62,9 @@ def test_the_program_is_the_same_again(name, tmp_path):
     with torch.no_grad():
         assert torch.equal(program(x), made(x))
         require_same(program(x), mptify.load(tmp_path / "a.ticket")(x), program)
-    assert [layer.weight_bytes for layer in packed_layers(program)] == [layer.weight_bytes for layer in packed_layers(made)]
+    assert [layer.weight_bytes for layer in packed_layers(program)] == [
+        layer.weight_bytes for layer in packed_layers(made)
+    ]
     assert {name: layer.kept for name, layer in mptify.ticket_layers(program).items()} == {
         name: layer.kept for name, layer in mptify.ticket_layers(made).items()
     }
@@ -66,7 +75,9 @@ def test_other_sizes_work_too(tmp_path):
     x = torch.randint(-24, 25, (1, 3, 96, 70)) / 8
     with torch.no_grad():
         # The classifier is torch's, and rounds as its weights' place in memory would have it.
-        torch.testing.assert_close(mptify.load(path)(x), mptify.load(tmp_path / "a.ticket")(x), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            mptify.load(path)(x), mptify.load(tmp_path / "a.ticket")(x), rtol=1e-6, atol=1e-6
+        )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -75,7 +86,9 @@ def test_the_file_is_mapped_and_no_weight_is_decoded(conv2):
         "import sys, mptify; from mptify.ticket import masks; masks.decode = None;"
         "program = mptify.load(sys.argv[1]); print(any(sys.argv[1] in line for line in open('/proc/self/maps')))"
     )
-    result = subprocess.run([sys.executable, "-c", script, str(conv2[0])], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(conv2[0])], capture_output=True, text=True
+    )
     assert result.stdout == "True\n", result.stderr
 
 
@@ -97,7 +110,10 @@ def test_any_flipped_bit_is_noticed(conv2, tmp_path):
 def rewritten(path, to, change):
     """A file with a right digest, whose description or tensors were changed."""
     file = packed_files.open_packed(path)
-    description, tensors = json.loads(json.dumps(file.description)), {name: tensor.clone() for name, tensor in file.tensors.items()}
+    description, tensors = (
+        json.loads(json.dumps(file.description)),
+        {name: tensor.clone() for name, tensor in file.tensors.items()},
+    )
     change(description, tensors)
     description["sha256"] = packed_files._digest(description, tensors)
     to.write_bytes(safetensors.torch.save(tensors, {packed_files.KEY: as_json(description)}))
@@ -174,7 +190,10 @@ HOSTILE = {
 
 def test_a_head_that_reads_what_is_not_there_is_refused(tmp_path):
     path, _ = packed_file("torchvision:mobilenet_v2", tmp_path)
-    for change in (fill("kernel.classifier_1_sums.index", 2000), set_in("kernels", "classifier_1_sums", "inputs", 7)):
+    for change in (
+        fill("kernel.classifier_1_sums.index", 2000),
+        set_in("kernels", "classifier_1_sums", "inputs", 7),
+    ):
         with pytest.raises(DamagedTicket, match="lie outside of the image"):
             mptify.load(rewritten(path, tmp_path / "b.packed", change))
 
@@ -183,14 +202,23 @@ def test_a_head_that_reads_what_is_not_there_is_refused(tmp_path):
 def test_what_no_writer_would_write_is_refused(what, conv2, tmp_path):
     change, message = HOSTILE[what]
     path = rewritten(conv2[0], tmp_path / "a.packed", change)
-    with pytest.raises((DamagedTicket, TicketMismatch, MptifyError), match=message), torch.no_grad():
+    with (
+        pytest.raises((DamagedTicket, TicketMismatch, MptifyError), match=message),
+        torch.no_grad(),
+    ):
         mptify.load(path)(conv2[1])
 
 
 def test_a_file_that_is_cut_short_is_told_in_words_of_ours(conv2, tmp_path):
     data = conv2[0].read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
-    for rest in (data[:header], data[: header + 1], data[: len(data) // 2], data[:-1], data + b"\0"):
+    for rest in (
+        data[:header],
+        data[: header + 1],
+        data[: len(data) // 2],
+        data[:-1],
+        data + b"\0",
+    ):
         (tmp_path / "b.packed").write_bytes(rest)
         with pytest.raises(DamagedTicket) as caught:
             mptify.load(tmp_path / "b.packed")
@@ -200,7 +228,9 @@ def test_a_file_that_is_cut_short_is_told_in_words_of_ours(conv2, tmp_path):
 
 def test_wrong_uses_are_told(conv2, tmp_path):
     path, _ = conv2
-    with pytest.raises(MptifyError, match="is a packed file: it takes no model, and runs on CPUs only"):
+    with pytest.raises(
+        MptifyError, match="is a packed file: it takes no model, and runs on CPUs only"
+    ):
         mptify.load(path, model=torch.nn.Linear(2, 2))
     with pytest.raises(DamagedTicket, match="This is a packed file, not a ticket"):
         mptify.read(path)
@@ -208,7 +238,11 @@ def test_wrong_uses_are_told(conv2, tmp_path):
         packed_files.open_packed(path.with_name("a.ticket"))
     with pytest.raises(MptifyError, match="can't be read"):
         packed_files.open_packed(tmp_path / "none")
-    mptify.save(mptify.transform(registry.build(registry.resolve("mptify:conv2")), bits="1/32"), tmp_path / "b.ticket", "mptify:conv2")
+    mptify.save(
+        mptify.transform(registry.build(registry.resolve("mptify:conv2")), bits="1/32"),
+        tmp_path / "b.ticket",
+        "mptify:conv2",
+    )
     with pytest.raises(MptifyError, match="are for 1/1 tickets"):
         export(tmp_path / "b.ticket", "packed", tmp_path / "b.packed")
     assert not (tmp_path / "b.packed").exists()
@@ -225,7 +259,9 @@ def test_pictures_are_predicted_from_it(conv2, tmp_path):
 
     Image.new("RGB", (32, 32), (200, 30, 90)).save(tmp_path / "a.png")
     found = [
-        CliRunner().invoke(app, ["predict", str(conv2[0].with_name(name)), str(tmp_path / "a.png"), "--json"])
+        CliRunner().invoke(
+            app, ["predict", str(conv2[0].with_name(name)), str(tmp_path / "a.png"), "--json"]
+        )
         for name in ("a.ticket", "a.packed")
     ]
     assert [one.exit_code for one in found] == [0, 0], found[1].output

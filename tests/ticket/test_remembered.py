@@ -35,7 +35,9 @@ def test_a_network_by_name_depends_on_the_seed_alone():
 
 
 def test_a_plan_takes_a_name_too():
-    assert [layer.name for layer in mptify.plan("mptify:conv2").layers] == [layer.name for layer in mptify.plan(conv2()).layers]
+    assert [layer.name for layer in mptify.plan("mptify:conv2").layers] == [
+        layer.name for layer in mptify.plan(conv2()).layers
+    ]
 
 
 def test_what_means_nothing_is_one_sentence():
@@ -66,7 +68,10 @@ def test_a_timm_model_is_remembered(name, given, tmp_path):
     assert torch.equal(mptify.load(tmp_path / "a.ticket")(x), ticketed.eval()(x))
 
 
-@pytest.mark.parametrize("options", [{"drop_rate": 0.3}, {"act_layer": torch.nn.ReLU}, {"qkv_bias": False}, {"global_pool": "avg"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"drop_rate": 0.3}, {"act_layer": torch.nn.ReLU}, {"qkv_bias": False}, {"global_pool": "avg"}],
+)
 def test_a_timm_model_of_other_arguments_is_saved_without_a_name(options, tmp_path):
     mptify.save(mptify.transform(timm.create_model("test_vit", **options)), tmp_path / "a.ticket")
     assert mptify.read(tmp_path / "a.ticket").architecture is None

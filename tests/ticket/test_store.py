@@ -51,7 +51,9 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda given: ",".join(map(str, given.values())))
-@pytest.mark.parametrize("net", [Plain, OneReluManyTimes, TiedWeights], ids=lambda net: net.__name__)
+@pytest.mark.parametrize(
+    "net", [Plain, OneReluManyTimes, TiedWeights], ids=lambda net: net.__name__
+)
 def test_a_loaded_ticket_computes_the_same_to_the_bit(net, settings, tmp_path):
     ticketed = lived_in(net(), **settings)
     path = tmp_path / "a.ticket"
@@ -80,11 +82,20 @@ def test_the_type_that_a_model_computes_in_comes_back(dtype, tmp_path):
 
 def test_float16_halves_the_floats_and_only_them(tmp_path):
     ticketed = lived_in(Plain(), bits="1/1", learn_bn=True)
-    full, half = (mptify.save(ticketed, tmp_path / str(small), float16=small) for small in (False, True))
+    full, half = (
+        mptify.save(ticketed, tmp_path / str(small), float16=small) for small in (False, True)
+    )
     saved = (tmp_path / "False").stat().st_size - (tmp_path / "True").stat().st_size
     assert saved == pytest.approx(2 * full.stored_floats, abs=16)
-    torch.testing.assert_close(mptify.load(tmp_path / "True", model=Plain())(images()), ticketed(images()), rtol=0.1, atol=0.1)
-    assert all(np.array_equal(full.layers[name].mask, half.layers[name].mask) for name in full.layers)
+    torch.testing.assert_close(
+        mptify.load(tmp_path / "True", model=Plain())(images()),
+        ticketed(images()),
+        rtol=0.1,
+        atol=0.1,
+    )
+    assert all(
+        np.array_equal(full.layers[name].mask, half.layers[name].mask) for name in full.layers
+    )
 
 
 def test_a_standalone_ticket_needs_no_generator(tmp_path, monkeypatch):
@@ -95,7 +106,9 @@ def test_a_standalone_ticket_needs_no_generator(tmp_path, monkeypatch):
         raise AssertionError("drawn")
 
     monkeypatch.setattr(init, "_words", no_words)
-    assert torch.equal(mptify.load(tmp_path / "a.ticket", model=Plain())(images()), ticketed(images()))
+    assert torch.equal(
+        mptify.load(tmp_path / "a.ticket", model=Plain())(images()), ticketed(images())
+    )
 
 
 def test_loading_draws_no_magnitudes_and_no_scores(tmp_path, monkeypatch):
@@ -112,7 +125,9 @@ def test_loading_draws_no_magnitudes_and_no_scores(tmp_path, monkeypatch):
 def test_a_loaded_network_holds_its_weights_once(bits, tmp_path):
     ticketed = lived_in(Plain(), bits=bits)
     loaded = saved_and_loaded(ticketed, tmp_path / "a.ticket")
-    numbers = {tensor.data_ptr(): tensor.numel() for tensor in (*loaded.parameters(), *loaded.buffers())}
+    numbers = {
+        tensor.data_ptr(): tensor.numel() for tensor in (*loaded.parameters(), *loaded.buffers())
+    }
     floats = sum(value.size for value in mptify.read(tmp_path / "a.ticket").floats.values())
     layers = mptify.ticket_layers(loaded).values()
     counters = sum(buffer.numel() for buffer in loaded.buffers() if not buffer.is_floating_point())
@@ -123,7 +138,9 @@ def test_a_loaded_network_holds_its_weights_once(bits, tmp_path):
         assert torch.equal(layer.weight, searched.weight)
         assert torch.equal(layer.mask, searched.mask)
         assert torch.equal(layer.ticket_weight(), searched.ticket_weight())
-        assert not any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in vars(layer).values())
+        assert not any(
+            isinstance(value, torch.Tensor) and value.numel() > 1 for value in vars(layer).values()
+        )
     assert mptify.ticket_of(loaded) == mptify.ticket_of(ticketed)
     with pytest.raises(mptify.BadConfig, match="loaded from a file, without the scores"):
         layer.set_prune_(0.5)
@@ -149,7 +166,9 @@ def test_a_copy_of_a_loaded_model_is_the_same_to_the_bit(tmp_path):
         assert torch.equal(same(images()), ticketed(images()))
 
 
-@pytest.mark.parametrize(("name", "bits"), [("torchvision:resnet18", "1/1"), ("timm:test_vit", "1/32")])
+@pytest.mark.parametrize(
+    ("name", "bits"), [("torchvision:resnet18", "1/1"), ("timm:test_vit", "1/32")]
+)
 def test_a_named_network_comes_back_in_a_new_process_whatever_the_defaults(name, bits, tmp_path):
     from mptify.models import registry
 
@@ -166,7 +185,13 @@ def test_a_named_network_comes_back_in_a_new_process_whatever_the_defaults(name,
         "assert torch.get_default_dtype() is torch.float64;"
         "assert torch.equal(model(x), y); print('same')"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "a.ticket"), str(tmp_path / "expected.pt")]
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(tmp_path / "a.ticket"),
+        str(tmp_path / "expected.pt"),
+    ]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.stdout == "same\n", result.stderr
 
@@ -178,11 +203,21 @@ class Wider(Plain):
     def __init__(self):
         super().__init__()
         name, layer = next((n, m) for n, m in self.named_modules() if isinstance(m, nn.Conv2d))
-        self.set_submodule(name, nn.Conv2d(layer.in_channels, layer.out_channels, 5, padding=2, bias=layer.bias is not None))
+        self.set_submodule(
+            name,
+            nn.Conv2d(
+                layer.in_channels, layer.out_channels, 5, padding=2, bias=layer.bias is not None
+            ),
+        )
 
 
 @pytest.mark.parametrize(
-    ("model", "words"), [(Wider, r"shape .* this model's has"), (Attention, "none of that name"), (OneReluManyTimes, "none of that name")]
+    ("model", "words"),
+    [
+        (Wider, r"shape .* this model's has"),
+        (Attention, "none of that name"),
+        (OneReluManyTimes, "none of that name"),
+    ],
 )
 def test_a_ticket_that_fits_another_model_says_where_it_does_not(model, words, tmp_path):
     mptify.save(lived_in(Plain(), bits="1/1"), tmp_path / "a.ticket")
@@ -191,7 +226,10 @@ def test_a_ticket_that_fits_another_model_says_where_it_does_not(model, words, t
 
 
 def test_a_refused_swap_changes_nothing():
-    ticketed, other = lived_in(Plain(), bits="1/1"), mptify.ticket_of(lived_in(Plain(), bits="1/32"))
+    ticketed, other = (
+        lived_in(Plain(), bits="1/1"),
+        mptify.ticket_of(lived_in(Plain(), bits="1/32")),
+    )
     before = ticketed(images())
     with pytest.raises(TicketMismatch, match="bits"):
         mptify.swap_(ticketed, other)
@@ -210,13 +248,25 @@ def test_an_unknown_architecture_is_refused_when_saving(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["hf-hub:somebody/model", "local-dir:/tmp", "os.system", "__import__", "mptify.cli", "torch.hub.load"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf-hub:somebody/model",
+        "local-dir:/tmp",
+        "os.system",
+        "__import__",
+        "mptify.cli",
+        "torch.hub.load",
+    ],
+)
 def test_no_name_in_a_file_makes_anything_run(name, tmp_path, monkeypatch):
     """Even where a file is signed: names are looked up in lists, and nowhere else."""
     ticket = mptify.ticket_of(lived_in(Plain()))
     monkeypatch.setattr(registry, "build", lambda *_, **__: pytest.fail("something was built"))
     for source in ("timm", "torchvision", "mptify"):
-        changed = mptify.Ticket(ticket.config, ticket.layers, ticket.floats, state.Architecture(source, name))
+        changed = mptify.Ticket(
+            ticket.config, ticket.layers, ticket.floats, state.Architecture(source, name)
+        )
         with pytest.raises(MptifyError):  # by the writer, or else by the reader
             _there_and_back(changed, tmp_path / "a.ticket")
 
@@ -249,7 +299,9 @@ def test_files_are_dealt_and_swapped_in_by_their_paths(tmp_path):
 
 def test_a_deck_refuses_a_card_of_another_game(tmp_path):
     with pytest.raises(TicketMismatch, match="bits"):
-        mptify.Ensemble(lived_in(Plain(), bits="1/32"), [mptify.ticket_of(lived_in(Plain(), bits="1/1"))])
+        mptify.Ensemble(
+            lived_in(Plain(), bits="1/32"), [mptify.ticket_of(lived_in(Plain(), bits="1/1"))]
+        )
 
 
 def test_a_ticket_is_shown_in_a_line():
@@ -287,7 +339,11 @@ def saved_and_loaded(model, path, net=Plain):
     return mptify.load(path, model=net())
 
 
-@pytest.mark.parametrize("settings", [{"bits": "1/1"}, {"bits": "32/32"}, {"bits": "1/32", "init": "keep"}], ids=lambda one: str(one))
+@pytest.mark.parametrize(
+    "settings",
+    [{"bits": "1/1"}, {"bits": "32/32"}, {"bits": "1/32", "init": "keep"}],
+    ids=lambda one: str(one),
+)
 def test_a_swapped_model_can_be_saved_again(settings, tmp_path):
     one, two = (lived_in(Plain(), seed=seed, prune=0.5 + seed / 4, **settings) for seed in (0, 1))
     mptify.swap_(one, mptify.ticket_of(two))
@@ -308,7 +364,10 @@ class TiedOddly(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a, self.b = nn.Conv2d(3, 8, 4, stride=2, bias=False), nn.ConvTranspose2d(8, 3, 4, stride=2, bias=False)
+        self.a, self.b = (
+            nn.Conv2d(3, 8, 4, stride=2, bias=False),
+            nn.ConvTranspose2d(8, 3, 4, stride=2, bias=False),
+        )
         self.b.weight = self.a.weight
 
     def forward(self, x):
@@ -317,13 +376,21 @@ class TiedOddly(nn.Module):
 
 def test_tied_weights_of_32_bits_come_back(tmp_path):
     ticketed = lived_in(TiedOddly(), bits="32/32", prune_overrides={"b": 0.9})
-    assert torch.equal(saved_and_loaded(ticketed, tmp_path / "a.ticket", TiedOddly)(images()), ticketed(images()))
+    assert torch.equal(
+        saved_and_loaded(ticketed, tmp_path / "a.ticket", TiedOddly)(images()), ticketed(images())
+    )
 
 
 def test_the_order_of_overrides_comes_back(tmp_path):
-    ticketed = lived_in(Plain(), bits="32/32", prune_overrides={"features.3": 0.1, "*": 0.2, "classifier*": 0.8})
+    ticketed = lived_in(
+        Plain(), bits="32/32", prune_overrides={"features.3": 0.1, "*": 0.2, "classifier*": 0.8}
+    )
     mptify.save(ticketed, tmp_path / "a.ticket")
-    assert list(mptify.read(tmp_path / "a.ticket").config.prune_overrides) == ["features.3", "*", "classifier*"]
+    assert list(mptify.read(tmp_path / "a.ticket").config.prune_overrides) == [
+        "features.3",
+        "*",
+        "classifier*",
+    ]
 
 
 def test_float64_statistics_come_back_whole(tmp_path):
@@ -335,12 +402,22 @@ def test_float64_statistics_come_back_whole(tmp_path):
 
 def test_mixed_types_are_refused_when_saving(tmp_path):
     ticketed = lived_in(Plain(), bits="1/1").half()
-    next(module for module in ticketed.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)).float()
+    next(
+        module
+        for module in ticketed.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ).float()
     with pytest.raises(BadConfig, match=r"one dtype.*float32"):
         mptify.save(ticketed, tmp_path / "a.ticket")
 
 
-@pytest.mark.parametrize("change", [lambda model: model.half(), lambda model: lived_in(OneReluManyTimes(), bits="1/1", residual="real")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.half(),
+        lambda model: lived_in(OneReluManyTimes(), bits="1/1", residual="real"),
+    ],
+)
 def test_a_ticket_of_another_type_or_structure_is_not_swapped_in(change):
     ticketed = lived_in(OneReluManyTimes(), bits="1/1")
     other = mptify.ticket_of(change(lived_in(OneReluManyTimes(), bits="1/1")))
@@ -350,14 +427,26 @@ def test_a_ticket_of_another_type_or_structure_is_not_swapped_in(change):
 
 def test_float16_refuses_what_it_can_not_hold(tmp_path):
     ticketed = lived_in(Plain(), bits="1/1")
-    norm = next(module for module in ticketed.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    norm = next(
+        module
+        for module in ticketed.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    )
     norm.running_var.fill_(1e6)
     with pytest.raises(BadConfig, match="running_var"):
         mptify.save(ticketed, tmp_path / "a.ticket", float16=True)
 
 
 @pytest.mark.parametrize(
-    "notes", [{"accuracy": float("nan")}, {"a": np.float32(1)}, {"a": {1}}, {1: 2, "a": 3}, {"a": "\ud800"}, {"a": "x" * (1 << 25)}]
+    "notes",
+    [
+        {"accuracy": float("nan")},
+        {"a": np.float32(1)},
+        {"a": {1}},
+        {1: 2, "a": 3},
+        {"a": "\ud800"},
+        {"a": "x" * (1 << 25)},
+    ],
 )
 def test_notes_that_can_not_be_read_back_are_not_written(notes, tmp_path):
     with pytest.raises(BadConfig):
@@ -367,7 +456,12 @@ def test_notes_that_can_not_be_read_back_are_not_written(notes, tmp_path):
 
 def test_arguments_that_no_reader_takes_are_not_written(tmp_path):
     with pytest.raises(BadConfig, match="arguments"):
-        mptify.save(lived_in(Plain()), tmp_path / "a.ticket", "timm:resnet18", arguments={"zero_init_last": 1})
+        mptify.save(
+            lived_in(Plain()),
+            tmp_path / "a.ticket",
+            "timm:resnet18",
+            arguments={"zero_init_last": 1},
+        )
 
 
 def test_a_single_layer_is_a_model_too(tmp_path):
@@ -386,7 +480,9 @@ class Counting(Plain):
 def test_counters_and_large_constants_do_not_stop_a_ticket(tmp_path):
     ticketed = lived_in(Counting())
     ticketed.steps += 3
-    assert torch.equal(saved_and_loaded(ticketed, tmp_path / "a.ticket", Counting)(images()), ticketed(images()))
+    assert torch.equal(
+        saved_and_loaded(ticketed, tmp_path / "a.ticket", Counting)(images()), ticketed(images())
+    )
 
 
 def test_inference_mode_is_no_obstacle(tmp_path):
@@ -411,22 +507,36 @@ def test_the_model_passed_in_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("torchvision:vit_b_16", {"input_size": 100}), ("torchvision:raft_small", {"num_classes": 7})]
+    ("name", "arguments"),
+    [("torchvision:vit_b_16", {"input_size": 100}), ("torchvision:raft_small", {"num_classes": 7})],
 )
 def test_a_builder_that_fails_is_told_in_one_sentence(name, arguments, tmp_path):
     source, _, model = name.partition(":")
-    ticket = mptify.ticket_of(lived_in(Plain()), architecture=state.Architecture(source, model, arguments))
+    ticket = mptify.ticket_of(
+        lived_in(Plain()), architecture=state.Architecture(source, model, arguments)
+    )
     state.write(ticket, tmp_path / "a.ticket")
     with pytest.raises(MptifyError):
         mptify.load(tmp_path / "a.ticket")
 
 
-def test_a_small_ticket_that_names_a_huge_network_is_refused_before_it_is_built(tmp_path, monkeypatch):
-    ticket = mptify.ticket_of(lived_in(Plain()), architecture=state.Architecture("timm", "vit_base_patch16_224", {"num_classes": 1 << 17}))
+def test_a_small_ticket_that_names_a_huge_network_is_refused_before_it_is_built(
+    tmp_path, monkeypatch
+):
+    ticket = mptify.ticket_of(
+        lived_in(Plain()),
+        architecture=state.Architecture("timm", "vit_base_patch16_224", {"num_classes": 1 << 17}),
+    )
     state.write(ticket, tmp_path / "a.ticket")
     devices = []
     build = registry.build
-    monkeypatch.setattr(registry, "build", lambda *args, **kwargs: devices.append(torch.get_default_device()) or build(*args, **kwargs))
+    monkeypatch.setattr(
+        registry,
+        "build",
+        lambda *args, **kwargs: (
+            devices.append(torch.get_default_device()) or build(*args, **kwargs)
+        ),
+    )
     with pytest.raises(TicketMismatch, match="not made from"):
         mptify.load(tmp_path / "a.ticket")
     assert devices == [torch.device("meta")]
@@ -476,7 +586,9 @@ def test_a_file_that_the_system_cuts_short_leaves_the_old_one(tmp_path):
     path = tmp_path / "a.ticket"
     mptify.save(lived_in(Plain()), path)
     old = path.read_bytes()
-    result = subprocess.run([sys.executable, "-c", FILLER, str(path)], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", FILLER, str(path)], capture_output=True, text=True
+    )
     assert "can't write there" in result.stdout, result.stderr
     assert path.read_bytes() == old
     assert list(tmp_path.iterdir()) == [path]
@@ -515,7 +627,9 @@ def test_a_saver_killed_at_any_moment_leaves_a_whole_file(tmp_path):
     rng = np.random.default_rng(0)
     seen = set()
     for _ in range(4):
-        process = subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, cwd=os.getcwd())
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, cwd=os.getcwd()
+        )
         process.stdout.readline()
         for _ in range(8):
             time.sleep(rng.random() / 50)
@@ -559,14 +673,22 @@ class LightningModule(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "wrap", [nn.DataParallel, nn.parallel.DistributedDataParallel, LightningModule, lambda one: nn.DataParallel(LightningModule(one))]
+    "wrap",
+    [
+        nn.DataParallel,
+        nn.parallel.DistributedDataParallel,
+        LightningModule,
+        lambda one: nn.DataParallel(LightningModule(one)),
+    ],
 )
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
 def test_wrapped_models_are_saved_as_what_they_wrap(wrap, bits, tmp_path, process_group):
     ticketed = lived_in(Plain(), bits=bits)
     wrapped = wrap(ticketed)
     assert mptify.save(wrapped, tmp_path / "a.ticket") == mptify.ticket_of(ticketed)
-    assert torch.equal(mptify.load(tmp_path / "a.ticket", model=Plain())(images()), ticketed(images()))
+    assert torch.equal(
+        mptify.load(tmp_path / "a.ticket", model=Plain())(images()), ticketed(images())
+    )
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
@@ -603,7 +725,14 @@ def test_a_deeper_network_is_another_one(bits, tmp_path):
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
 @pytest.mark.parametrize(
-    "name", ["timm:test_nfnet", "timm:beit_base_patch16_224", "torchvision:swin_t", "torchvision:fcn_resnet50", "mptify:conv4"]
+    "name",
+    [
+        "timm:test_nfnet",
+        "timm:beit_base_patch16_224",
+        "torchvision:swin_t",
+        "torchvision:fcn_resnet50",
+        "mptify:conv4",
+    ],
 )
 def test_a_name_fits_the_network_that_it_builds(name, bits):
     entry = registry.resolve(name)

@@ -43,7 +43,15 @@ def life(folder, resume):
     recipe = make_recipe(with_settings(find_recipe("digits")[0], CHANGES))
     train, val = load_data(recipe.data)
     built = architecture_of(registry.resolve(recipe.model), train)
-    search(build_network(built, recipe), train, val, recipe, out=folder, resume=resume, architecture=built)
+    search(
+        build_network(built, recipe),
+        train,
+        val,
+        recipe,
+        out=folder,
+        resume=resume,
+        architecture=built,
+    )
 
 
 def in_a_process_of_its_own(folder, resume):
@@ -69,7 +77,9 @@ def main():
     while kills < KILLS:
         before = stamp(parts)
         process = in_a_process_of_its_own(parts, (parts / "recipe.yaml").exists())
-        wait_until(lambda before=before: stamp(parts) != before, process)  # something new was saved in this life, so that the run gets on
+        wait_until(
+            lambda before=before: stamp(parts) != before, process
+        )  # something new was saved in this life, so that the run gets on
         if kills % 2:  # while a file is being written
             wait_until(lambda: list(parts.glob(".mptify-*.part")), process)
         else:
@@ -95,7 +105,9 @@ def wait_until(happened, process):
 
 def require_killed(status):
     if os.WIFEXITED(status):
-        raise SystemExit(f"the run ended (code {os.WEXITSTATUS(status)}) before it was killed {KILLS} times")
+        raise SystemExit(
+            f"the run ended (code {os.WEXITSTATUS(status)}) before it was killed {KILLS} times"
+        )
 
 
 def stamp(folder):

@@ -10,9 +10,17 @@ import mptify
 from mptify.errors import MptifyError
 from mptify.models import conv2
 
-IMAGES = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randint(
+    0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 DATA = (IMAGES, torch.arange(60) % 10)
-CONFIG = {"epochs": 3, "batch": 20, "warmup": 0, "checkpoint_steps": 1, "ticket": {"bits": "1/32", "prune": 0.5}}
+CONFIG = {
+    "epochs": 3,
+    "batch": 20,
+    "warmup": 0,
+    "checkpoint_steps": 1,
+    "ticket": {"bits": "1/32", "prune": 0.5},
+}
 
 
 def search(**options):
@@ -67,7 +75,9 @@ class Stop(mptify.Callback):
 def test_a_callback_is_called_in_order():
     record = Record()
     search(callbacks=[record])
-    epoch = [[("step", e, s, 20 * s) for s in (1, 2, 3)] + [("epoch", e + 1, 0, e + 1)] for e in range(3)]
+    epoch = [
+        [("step", e, s, 20 * s) for s in (1, 2, 3)] + [("epoch", e + 1, 0, e + 1)] for e in range(3)
+    ]
     assert record.calls == [("begin", 0, 0, 3), *epoch[0], *epoch[1], *epoch[2], ("end", 3, 0, 3)]
 
 

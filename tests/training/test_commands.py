@@ -32,7 +32,9 @@ from mptify.training.evaluation import Evaluation
 from tests.helpers.cli import run, works
 
 QUICK = ["--set", "epochs=1", "--set", "data.train_images=200", "--no-baseline"]
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 
 
 @pytest.fixture
@@ -55,7 +57,10 @@ def test_without_arguments_a_ticket_and_its_baseline_are_found(here):
     found = json.loads(works("eval", "runs/conv2-digits/last.ticket", "--json").output)
     assert found["top1"] == ticket.notes["accuracy"]
     assert found["images"] == 359
-    assert re.search(r"top-1 \d+\.\d\d %, top-5 \d+\.\d\d %, loss", works("eval", "runs/conv2-digits/last.ticket").output)
+    assert re.search(
+        r"top-1 \d+\.\d\d %, top-5 \d+\.\d\d %, loss",
+        works("eval", "runs/conv2-digits/last.ticket").output,
+    )
 
 
 def test_a_second_run_takes_a_new_folder_and_a_named_one_is_left_alone(here):
@@ -71,12 +76,24 @@ def test_a_search_goes_on_from_a_ticket(here):
     """With its survivors, its settings and its network."""
     works("search", *QUICK, "--set", "ticket.prune=0.7", "--set", "ticket.seed=4")
     first = mptify.read("runs/conv2-digits/last.ticket")
-    works("search", "runs/conv2-digits/last.ticket", "--data", "digits", *QUICK, "--set", "lr=1e-9", "--out", "on")
+    works(
+        "search",
+        "runs/conv2-digits/last.ticket",
+        "--data",
+        "digits",
+        *QUICK,
+        "--set",
+        "lr=1e-9",
+        "--out",
+        "on",
+    )
     second = mptify.read("on/last.ticket")
     assert second.config == first.config
     for name, layer in first.layers.items():
         assert np.array_equal(layer.mask, second.layers[name].mask)
-    assert second.notes["accuracy"] == pytest.approx(first.notes["accuracy"], abs=0.1)  # statistics come along too
+    assert second.notes["accuracy"] == pytest.approx(
+        first.notes["accuracy"], abs=0.1
+    )  # statistics come along too
     works("search", "--recipe", "on/recipe.yaml", "--out", "again")
     assert mptify.read("again/last.ticket").layers.keys() == first.layers.keys()
 
@@ -94,8 +111,17 @@ def test_eval_normalizes_as_the_search_did(here):
     digits = load_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
     held = np.random.RandomState(0).permutation(1797)[:359]
-    np.savez("dark.npz", x_train=pixels[:50] // 4, y_train=digits.target[:50], x_test=pixels[held], y_test=digits.target[held])
-    found = [works("eval", "runs/conv2-digits/last.ticket", "--json", *more).output for more in ([], ["--data", "arrays:dark.npz"])]
+    np.savez(
+        "dark.npz",
+        x_train=pixels[:50] // 4,
+        y_train=digits.target[:50],
+        x_test=pixels[held],
+        y_test=digits.target[held],
+    )
+    found = [
+        works("eval", "runs/conv2-digits/last.ticket", "--json", *more).output
+        for more in ([], ["--data", "arrays:dark.npz"])
+    ]
     alone, other = (json.loads(text) for text in found)
     assert alone["top1"] == other["top1"]
 
@@ -104,15 +130,26 @@ def test_a_search_from_a_searched_ticket_takes_its_recipe(here):
     works("search", *QUICK, "--set", "batch=50")
     works("search", "runs/conv2-digits/last.ticket", "--out", "on")
     notes = mptify.read("on/last.ticket").notes["recipe"]
-    assert (notes["batch"], notes["data"]["train_images"], notes["ticket"]["bn"]) == (50, 200, "insert")
+    assert (notes["batch"], notes["data"]["train_images"], notes["ticket"]["bn"]) == (
+        50,
+        200,
+        "insert",
+    )
 
 
 def test_a_ticket_of_other_weights_is_not_gone_on_from(here):
     """A file holds the survivors of weights that no seed says, and not the others."""
     built = {"in_chans": 1, "input_size": 8}
     torch.manual_seed(5)  # the search builds its network from the ticket's seed
-    mptify.save(mptify.transform(conv2(**built), init="keep"), "kept.ticket", "mptify:conv2", arguments=built)
-    assert "a search cannot continue from this ticket" in str(run("search", "kept.ticket", "--data", "digits", *QUICK).exception)
+    mptify.save(
+        mptify.transform(conv2(**built), init="keep"),
+        "kept.ticket",
+        "mptify:conv2",
+        arguments=built,
+    )
+    assert "a search cannot continue from this ticket" in str(
+        run("search", "kept.ticket", "--data", "digits", *QUICK).exception
+    )
 
 
 def test_what_the_network_saw_is_in_the_ticket(here):
@@ -123,9 +160,13 @@ def test_what_the_network_saw_is_in_the_ticket(here):
     assert seen["shape"] == [1, 8, 8]
     digits = load_digits()
     held = np.random.RandomState(0).permutation(1797)[:359]
-    pixels = torch.tensor(np.round(digits.images * (255 / 16))[held, None] / 255, dtype=torch.float32)
+    pixels = torch.tensor(
+        np.round(digits.images * (255 / 16))[held, None] / 255, dtype=torch.float32
+    )
     model = mptify.load("runs/conv2-digits/last.ticket")
-    right = (model((pixels - seen["mean"][0]) / seen["std"][0]).argmax(1).numpy() == digits.target[held]).mean()
+    right = (
+        model((pixels - seen["mean"][0]) / seen["std"][0]).argmax(1).numpy() == digits.target[held]
+    ).mean()
     assert right == pytest.approx(ticket.notes["accuracy"], abs=0.006)
 
 
@@ -143,9 +184,16 @@ def test_inspect_keeps_the_layers_names_in_a_narrow_terminal(here):
 def test_inspect_says_what_a_person_wants_to_know_of_the_search(here):
     works("search", *QUICK)
     accuracy = mptify.read("runs/conv2-digits/last.ticket").notes["accuracy"]
-    facts = dict(re.findall(r"^(\w+) +(.+)$", works("inspect", "runs/conv2-digits/last.ticket").output, re.MULTILINE))
+    facts = dict(
+        re.findall(
+            r"^(\w+) +(.+)$", works("inspect", "runs/conv2-digits/last.ticket").output, re.MULTILINE
+        )
+    )
     assert facts["accuracy"] == f"{100 * accuracy:.2f} %"
-    assert facts["recipe"] == "epochs=1, threads=1, data.crop=1, data.train_images=200 (--json shows all)"
+    assert (
+        facts["recipe"]
+        == "epochs=1, threads=1, data.crop=1, data.train_images=200 (--json shows all)"
+    )
     assert facts["input"].startswith('{"mean": [0.30')
     assert len(facts["input"]) < 70
 
@@ -184,7 +232,18 @@ def test_of_few_classes_there_is_no_top_five():
 
 
 def test_a_converted_ticket_is_searched_from_its_first_mask(here):
-    works("convert", "mptify:conv2", "--in-chans", 1, "--input-size", 8, "--prune", 0.9, "--out", "first.ticket")
+    works(
+        "convert",
+        "mptify:conv2",
+        "--in-chans",
+        1,
+        "--input-size",
+        8,
+        "--prune",
+        0.9,
+        "--out",
+        "first.ticket",
+    )
     works("search", "first.ticket", "--data", "digits", *QUICK, "--out", "on")
     assert mptify.read("on/last.ticket").config.prune == 0.9
 
@@ -195,8 +254,19 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
         for label in ("cat", "dog"):
             (here / "photos" / part / label).mkdir(parents=True)
             for number in range(4):
-                Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(here / f"photos/{part}/{label}/{number}.png")
-    settings = ["--set", "data.size=64", "--set", "data.workers=0", "--set", "epochs=1", "--set", "batch=4"]
+                Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(
+                    here / f"photos/{part}/{label}/{number}.png"
+                )
+    settings = [
+        "--set",
+        "data.size=64",
+        "--set",
+        "data.workers=0",
+        "--set",
+        "epochs=1",
+        "--set",
+        "batch=4",
+    ]
     works("search", "timm:test_resnet", "--data", "imagefolder:photos", *settings, "--out", "run")
     assert mptify.read("run/last.ticket").notes["labels"] == ["cat", "dog"]
     works("eval", "run/last.ticket")
@@ -209,9 +279,15 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
     [
         (["search", "resnet81", "--data", "digits"], "There is no model 'resnet81'"),
         (["search", "none.ticket"], "none.ticket: there is no such file"),
-        (["search", "timm:zzzz", "--data", "digits"], "There is no model 'timm:zzzz'; `mptify zoo --list` shows all names"),
+        (
+            ["search", "timm:zzzz", "--data", "digits"],
+            "There is no model 'timm:zzzz'; `mptify zoo --list` shows all names",
+        ),
         (["search", "epochs=6"], "epochs=6 is not a network; --set epochs=6 changes a setting"),
-        (["search", "--set", "epochs=two"], "unable to parse string as an integer. What it sets: Passes over the training data."),
+        (
+            ["search", "--set", "epochs=two"],
+            "unable to parse string as an integer. What it sets: Passes over the training data.",
+        ),
         (["search", "--recipe", "digit"], "did you mean 'digits'?"),
         (["search", "--set", "lrr=1"], "digits: There is no setting 'lrr'; did you mean 'lr'?"),
         (["search", "--set", "ticket.prune=1"], "digits: ticket.prune=1: should be less than 1"),
@@ -221,14 +297,23 @@ def test_a_folder_of_photos_makes_a_ticket_of_a_timm_model(here):
         (["search", "--data", "imagefolder", "resnet18"], "which folder? Write imagefolder:FOLDER"),
         (["search", "--out", "."], "is not empty, and a run needs an empty folder"),
         (["search", "resnet18", "--data", "imagefolder:nowhere"], "there is no folder 'nowhere'"),
-        (["search", "resnet18", "--data", "digits", "--set", "ticket.exclude=layer9*"], "matches no layer of this model"),
+        (
+            ["search", "resnet18", "--data", "digits", "--set", "ticket.exclude=layer9*"],
+            "matches no layer of this model",
+        ),
         (["search", "--resume"], "runs holds no unfinished run"),
-        (["search", "--resume", "--set", "lr=1"], "--resume takes all settings from the folder of the run; leave out all options but"),
+        (
+            ["search", "--resume", "--set", "lr=1"],
+            "--resume takes all settings from the folder of the run; leave out all options but",
+        ),
         (["search", "--resume", "--out", "nowhere"], "nowhere holds no run to resume"),
         (["search", "--set", "trackers=nothing"], "trackers='nothing': Accelerate knows "),
         (["search", "--set", "data.size=32"], "data.size is for images from files"),
         (["eval", "none.ticket"], "can't be read"),
-        (["search", "mptify:conv8", "--data", "digits"], "images of 8 pixels are too small for 4 max-pools"),
+        (
+            ["search", "mptify:conv8", "--data", "digits"],
+            "images of 8 pixels are too small for 4 max-pools",
+        ),
         (["search", "--set", "compile=true", "--set", "prune_ramp=2"], "leave one of them out"),
     ],
 )
@@ -243,8 +328,12 @@ def test_bad_input_is_told_in_one_sentence_and_leaves_nothing(arguments, words, 
 
 def test_a_ticket_without_data_asks_for_it(here):
     works("convert", "timm:test_vit", "--out", "a.ticket")
-    assert "does not say which data it was searched on; pass --data" in str(run("eval", "a.ticket").exception)
-    assert "can't take images of 1×8×8" in str(run("eval", "a.ticket", "--data", "digits").exception)
+    assert "does not say which data it was searched on; pass --data" in str(
+        run("eval", "a.ticket").exception
+    )
+    assert "can't take images of 1×8×8" in str(
+        run("eval", "a.ticket", "--data", "digits").exception
+    )
 
 
 def test_a_signal_to_all_of_a_searchs_processes_saves(here):
@@ -253,10 +342,31 @@ def test_a_signal_to_all_of_a_searchs_processes_saves(here):
     for part, label in itertools.product(("train", "val"), ("cat", "dog")):
         (here / "photos" / part / label).mkdir(parents=True)
         for number in range(20):
-            Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(here / f"photos/{part}/{label}/{number}.png")
-    settings = [f"--set={one}" for one in ("data.size=16", "data.workers=2", "epochs=400", "batch=4")]
-    command = [sys.executable, "-m", "mptify", "search", "mptify:conv2", "--data", "imagefolder:photos", *settings, "--out", "run"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
+            Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(
+                here / f"photos/{part}/{label}/{number}.png"
+            )
+    settings = [
+        f"--set={one}" for one in ("data.size=16", "data.workers=2", "epochs=400", "batch=4")
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "mptify",
+        "search",
+        "mptify:conv2",
+        "--data",
+        "imagefolder:photos",
+        *settings,
+        "--out",
+        "run",
+    ]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     for line in process.stderr:
         if "biprop" in line and "/400" in line:
             break
@@ -267,7 +377,11 @@ def test_a_signal_to_all_of_a_searchs_processes_saves(here):
     assert errors.count("Stopping soon") == 1
     recipe = here / "run/recipe.yaml"
     (stopped,) = re.findall(r"epochs: 400\n", recipe.read_text())
-    recipe.write_text(recipe.read_text().replace(stopped, f"epochs: {len((here / 'run/metrics.jsonl').read_text().splitlines()) + 1}\n"))
+    recipe.write_text(
+        recipe.read_text().replace(
+            stopped, f"epochs: {len((here / 'run/metrics.jsonl').read_text().splitlines()) + 1}\n"
+        )
+    )
     assert "resumes at epoch" in works("search", "--resume", "--out", "run").output
 
 
@@ -287,7 +401,9 @@ def test_a_folder_that_is_taken_is_told_before_anything_else(here, monkeypatch):
 
 
 @pytest.mark.parametrize(("again", "threads"), [([], 2), (["--threads", 3], 3)])
-def test_the_threads_of_a_run_are_those_of_its_next_part_unless_given(again, threads, here, monkeypatch):
+def test_the_threads_of_a_run_are_those_of_its_next_part_unless_given(
+    again, threads, here, monkeypatch
+):
     works("search", *QUICK, "--threads", 2, "--out", "run")
     (here / "run/summary.json").unlink()
     asked = []
@@ -297,15 +413,31 @@ def test_the_threads_of_a_run_are_those_of_its_next_part_unless_given(again, thr
 
 
 @pytest.mark.parametrize(("accuracy", "change"), [(0.9, "ticket.prune=0.95"), (0.15, "epochs=60")])
-def test_more_is_pruned_next_if_classes_are_told_apart_and_else_it_searches_longer(accuracy, change):
+def test_more_is_pruned_next_if_classes_are_told_apart_and_else_it_searches_longer(
+    accuracy, change
+):
     assert suggested_change(make_recipe(*find_recipe("digits")), accuracy, 10) == change
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(here):
     """In a process of its own, as a person would: interrupted, then resumed by the command that it prints."""
-    command = [sys.executable, "-m", "mptify", "search", "--no-baseline", "--threads", "1", "--set", "epochs=400"]
+    command = [
+        sys.executable,
+        "-m",
+        "mptify",
+        "search",
+        "--no-baseline",
+        "--threads",
+        "1",
+        "--set",
+        "epochs=400",
+    ]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     for line in process.stderr:
         if "biprop" in line and "/400" in line:
@@ -321,4 +453,6 @@ def test_ctrl_c_saves_and_says_how_to_go_on(here):
     )
     result = works("search", "--resume")
     assert "resumes at epoch" in result.output
-    assert "this run is finished" in works("search", "--resume", "--out", "runs/conv2-digits").output
+    assert (
+        "this run is finished" in works("search", "--resume", "--out", "runs/conv2-digits").output
+    )

@@ -39,13 +39,22 @@ def numbers(batch, images):
 
 
 def epoch(images, seed=0, number=0, first=0, rank=0, world=1, batch=16):
-    return list(training_batches(images, batch, seed, number, first=first, rank=rank, world=world, device="cpu"))
+    return list(
+        training_batches(
+            images, batch, seed, number, first=first, rank=rank, world=world, device="cpu"
+        )
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_image_is_seen_once_per_epoch(world):
     images = numbered()
-    seen = [number for rank in range(world) for batch in epoch(images, rank=rank, world=world) for number in numbers(batch, images)]
+    seen = [
+        number
+        for rank in range(world)
+        for batch in epoch(images, rank=rank, world=world)
+        for number in numbers(batch, images)
+    ]
     assert sorted(seen) == list(range(103))
 
 
@@ -91,7 +100,10 @@ def test_crops_and_flips_are_those_of_the_image():
         for image, label in zip((batch * 255).round().byte(), labels, strict=True):
             padded = np.pad(pixels[label], ((2, 2), (2, 2), (0, 0)), mode="reflect")
             matches = [
-                (y, x) for y in range(5) for x in range(5) if np.array_equal(padded[y : y + 5, x : x + 5].transpose(2, 0, 1), image.numpy())
+                (y, x)
+                for y in range(5)
+                for x in range(5)
+                if np.array_equal(padded[y : y + 5, x : x + 5].transpose(2, 0, 1), image.numpy())
             ]
             assert matches
             places.add(matches[0])
@@ -152,9 +164,10 @@ def test_arrays_come_from_a_file(tmp_path):
     train, val = load_data(config(source=f"arrays:{path}", train_images=30))
     assert (len(train), len(val), train.shape()) == (30, 10, (3, 8, 8))
     pixels = next(evaluation_batches(train, 30, rank=0, world=1, device="cpu"))[0]
-    expected = (torch.from_numpy(x[:30]).permute(0, 3, 1, 2).float() / 255 - torch.tensor(train.mean).view(1, 3, 1, 1)) / torch.tensor(
-        train.std
-    ).view(1, 3, 1, 1)
+    expected = (
+        torch.from_numpy(x[:30]).permute(0, 3, 1, 2).float() / 255
+        - torch.tensor(train.mean).view(1, 3, 1, 1)
+    ) / torch.tensor(train.std).view(1, 3, 1, 1)
     assert torch.allclose(pixels, expected)
 
 
@@ -166,23 +179,40 @@ def test_of_a_part_of_a_folder_the_whole_is_named(folder):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_folders_are_read_the_same_by_any_number_of_workers(folder, workers):
     train, val = load_data(config(source=f"imagefolder:{folder}", size=16, workers=workers))
-    assert (len(train), len(val), train.classes, train.shape(), train.names) == (12, 6, 2, (3, 16, 16), ("cat", "dog"))
+    assert (len(train), len(val), train.classes, train.shape(), train.names) == (
+        12,
+        6,
+        2,
+        (3, 16, 16),
+        ("cat", "dog"),
+    )
     alone, _ = load_data(config(source=f"imagefolder:{folder}", size=16, workers=0))
-    for (pixels, labels), (others, theirs) in zip(epoch(train, batch=4), epoch(alone, batch=4), strict=True):
+    for (pixels, labels), (others, theirs) in zip(
+        epoch(train, batch=4), epoch(alone, batch=4), strict=True
+    ):
         assert torch.equal(pixels, others)
         assert torch.equal(labels, theirs)
     late = epoch(train, batch=4, first=2)
     assert torch.equal(late[0][0], epoch(train, batch=4)[2][0])
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # timm leaves files open
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # timm leaves files open
 def test_a_data_set_of_timm_is_found_by_name(folder):
     train, val = load_data(config(source=f"timm:folder:{folder}", size=16, workers=0))
     assert (len(train), len(val), train.classes) == (12, 6, 2)
-    assert next(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))[0].shape == (6, 3, 16, 16)
+    assert next(evaluation_batches(val, 6, rank=0, world=1, device="cpu"))[0].shape == (
+        6,
+        3,
+        16,
+        16,
+    )
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_data_set_of_timm_numbers_its_classes_alike(folder):
     for path in (folder / "val/cat").iterdir():
         path.unlink()
@@ -191,7 +221,9 @@ def test_a_data_set_of_timm_numbers_its_classes_alike(folder):
 
 
 def test_some_images_of_a_folder_are_of_all_classes(folder):
-    train, val = load_data(config(source=f"imagefolder:{folder}", size=16, train_images=6, val_images=3, workers=0))
+    train, val = load_data(
+        config(source=f"imagefolder:{folder}", size=16, train_images=6, val_images=3, workers=0)
+    )
     assert (len(train), len(val)) == (6, 3)
     assert {int(label) for _, labels in epoch(train, batch=2) for label in labels} == {0, 1}
 
@@ -207,7 +239,9 @@ def test_images_held_out_are_the_last_ones_and_not_trained_on():
 
 
 @pytest.mark.parametrize("source", ["imagefolder", "timm:folder"])
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # timm leaves files open
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # timm leaves files open
 def test_files_held_out_are_looked_at_as_validation_images_are(folder, source):
     train, val = load_data(config(source=f"{source}:{folder}", size=16, holdout=4, workers=0))
     assert (len(train), len(val)) == (8, 4)
@@ -218,7 +252,9 @@ def test_files_held_out_are_looked_at_as_validation_images_are(folder, source):
 
 def test_all_images_can_not_be_held_out(folder):
     for source, count in (("digits", 1438), (f"imagefolder:{folder}", 12)):
-        with pytest.raises(BadData, match=rf"data\.holdout={count}: there are only {count} training images\."):
+        with pytest.raises(
+            BadData, match=rf"data\.holdout={count}: there are only {count} training images\."
+        ):
             load_data(config(source=source, holdout=count))
 
 
@@ -236,7 +272,10 @@ def test_an_image_that_breaks_later_is_named(folder, workers):
 def test_images_from_folders_are_normalized_as_they_say(folder):
     _, val = load_data(config(source=f"imagefolder:{folder}", size=16, workers=0))
     pixels = next(evaluation_batches(val, 2, rank=0, world=1, device="cpu"))[0]
-    assert torch.allclose(pixels[1, :, 8, 8], (torch.tensor([20, 235, 128]) / 255 - torch.tensor(val.mean)) / torch.tensor(val.std))
+    assert torch.allclose(
+        pixels[1, :, 8, 8],
+        (torch.tensor([20, 235, 128]) / 255 - torch.tensor(val.mean)) / torch.tensor(val.std),
+    )
     val.mean, val.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     plain = next(evaluation_batches(val, 2, rank=0, world=1, device="cpu"))[0]
     assert torch.allclose(plain[1, :, 8, 8] * 255, torch.tensor([20.0, 235, 128]))
@@ -300,7 +339,10 @@ def test_a_bad_folder_is_told_before_the_first_step(folder, damage, words):
         ("arrays:none.npz", "there is no file 'none.npz'"),
         ("imagefolder:nowhere", "there is no folder 'nowhere'"),
         ("imagefolder", "which folder? Write imagefolder:FOLDER"),
-        ("cifar10:nowhere", "holds no cifar10; torchvision.datasets.CIFAR10('nowhere', download=True) fetches it"),
+        (
+            "cifar10:nowhere",
+            "holds no cifar10; torchvision.datasets.CIFAR10('nowhere', download=True) fetches it",
+        ),
         ("timm:folder:nowhere", "timm can't open it"),
     ],
 )
@@ -363,7 +405,9 @@ class Coins(torch.utils.data.Dataset):
         return 12
 
     def __getitem__(self, index):
-        return torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))]).view(3, 1, 1), index % 3
+        return torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))]).view(
+            3, 1, 1
+        ), index % 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -400,7 +444,10 @@ class Stream(torch.utils.data.IterableDataset):
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(Stream(), "a data set with a length and numbers is needed, not a Stream"), ([1, 2, 3], "this is a int; a transform may be missing")],
+    [
+        (Stream(), "a data set with a length and numbers is needed, not a Stream"),
+        ([1, 2, 3], "this is a int; a transform may be missing"),
+    ],
 )
 def test_a_data_set_that_can_not_be_used_is_told(data, words):
     with pytest.raises(BadData, match=words):
@@ -408,7 +455,9 @@ def test_a_data_set_that_can_not_be_used_is_told(data, words):
 
 
 def test_a_data_set_without_a_transform_is_told(folder):
-    with pytest.raises(BadData, match="this is a pair that begins with a Image; a transform may be missing"):
+    with pytest.raises(
+        BadData, match="this is a pair that begins with a Image; a transform may be missing"
+    ):
         as_images(ImageFolder(str(folder / "train")), "train")
 
 
@@ -426,7 +475,9 @@ def test_broken_images_are_named_all_at_once(folder):
 
 
 @pytest.mark.parametrize("source", ["imagefolder", "timm:folder"])
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_hidden_folders_are_no_classes(folder, source):
     for part in ("train", "val"):
         picture(folder / part / ".ipynb_checkpoints/0-checkpoint.png", 3)
@@ -438,7 +489,9 @@ def test_hidden_folders_are_no_classes(folder, source):
 
 
 @pytest.mark.parametrize("source", ["imagefolder", "timm:folder", "arrays"])
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_one_class_is_nothing_to_search_for(folder, source, tmp_path):
     for part in ("train", "val"):
         for path in (folder / part / "dog").iterdir():
@@ -453,7 +506,9 @@ def test_one_class_is_nothing_to_search_for(folder, source, tmp_path):
         load_data(config(source=f"{source}:{place}", size=None if source == "arrays" else 16))
     assert "\n" not in str(caught.value)
     if source != "arrays":
-        assert load_data(config(source=f"{source}:{place}", size=16), only_val=True)[1].names == ("cat",)  # to judge a ticket on
+        assert load_data(config(source=f"{source}:{place}", size=16), only_val=True)[1].names == (
+            "cat",
+        )  # to judge a ticket on
 
 
 def test_one_class_is_refused_from_python_too():
@@ -470,11 +525,23 @@ ONE_HOT = np.eye(3)[[0, 1, 2, 1]]
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (np.array([0.0, 1.5, 2, 1]), "labels are whole numbers from 0, and these are float64, such as 1.5"),
-        (np.array([0, 1, np.nan, 1]), "labels are whole numbers from 0, and these are float64, such as nan"),
+        (
+            np.array([0.0, 1.5, 2, 1]),
+            "labels are whole numbers from 0, and these are float64, such as 1.5",
+        ),
+        (
+            np.array([0, 1, np.nan, 1]),
+            "labels are whole numbers from 0, and these are float64, such as nan",
+        ),
         (np.array([0, -1, 2, 1]), "labels are whole numbers from 0, and the second is -1"),
-        (ONE_HOT, r"labels are one number per image, and these are 4×3; if they are one-hot, pass labels\.argmax\(1\)"),
-        (np.array(["cat", "dog", "cat", "dog"]), "labels are whole numbers from 0, and the first is 'cat'"),
+        (
+            ONE_HOT,
+            r"labels are one number per image, and these are 4×3; if they are one-hot, pass labels\.argmax\(1\)",
+        ),
+        (
+            np.array(["cat", "dog", "cat", "dog"]),
+            "labels are whole numbers from 0, and the first is 'cat'",
+        ),
         (["cat", None, "cat", "dog"], "labels are whole numbers from 0, and the first is 'cat'"),
         (None, "labels are whole numbers from 0, one per image, and these are None"),
         (3, "4 images and 1 label"),
@@ -491,7 +558,12 @@ def test_labels_that_are_none_are_told_in_one_sentence(labels, words):
 
 def test_labels_may_be_tensors_and_columns():
     pixels = np.zeros((4, 8, 8), np.uint8)
-    for labels in (torch.tensor([0, 1, 2, 1]), np.array([[0], [1], [2], [1]]), [0, 1, 2, 1], np.array([0, 1, 2, 1], np.uint8)):
+    for labels in (
+        torch.tensor([0, 1, 2, 1]),
+        np.array([[0], [1], [2], [1]]),
+        [0, 1, 2, 1],
+        np.array([0, 1, 2, 1], np.uint8),
+    ):
         assert as_images((pixels, labels), "train").labels.tolist() == [0, 1, 2, 1]
 
 
@@ -519,12 +591,30 @@ class Items(torch.utils.data.Dataset):
         (Items(label=0.5), r"image 2: its label is 0\.5; labels are whole numbers from 0 to 2\."),
         (Items(label=-1), r"image 2: its label is -1; labels are whole numbers from 0 to 2\."),
         (Items(label=3), r"image 2: its label is 3; labels are whole numbers from 0 to 2\."),
-        (Items(label="cat"), r"image 2: its label is 'cat'; labels are whole numbers from 0 to 2\."),
-        (Items(label=torch.eye(3)[1]), r"image 2: its label has 3 numbers; labels are whole numbers from 0 to 2, one per image\."),
-        (Items(third=(torch.zeros(3, 8, 8), None)), r"image 2: its label is None; labels are whole numbers from 0 to 2\."),
-        (Items(third=torch.zeros(3, 8, 8)), r"image 2: each item must be a pair \(tensor, label\), and this is a Tensor\."),
-        (Items(third=(torch.zeros(3, 8, 8), 1, 2)), r"image 2: each item must be a pair \(tensor, label\), and this is a tuple of 3\."),
-        (Items(shape=(3, 9, 8)), r"image 2: is 3×9×8, and image 0 is 3×8×8; all must have one size\."),
+        (
+            Items(label="cat"),
+            r"image 2: its label is 'cat'; labels are whole numbers from 0 to 2\.",
+        ),
+        (
+            Items(label=torch.eye(3)[1]),
+            r"image 2: its label has 3 numbers; labels are whole numbers from 0 to 2, one per image\.",
+        ),
+        (
+            Items(third=(torch.zeros(3, 8, 8), None)),
+            r"image 2: its label is None; labels are whole numbers from 0 to 2\.",
+        ),
+        (
+            Items(third=torch.zeros(3, 8, 8)),
+            r"image 2: each item must be a pair \(tensor, label\), and this is a Tensor\.",
+        ),
+        (
+            Items(third=(torch.zeros(3, 8, 8), 1, 2)),
+            r"image 2: each item must be a pair \(tensor, label\), and this is a tuple of 3\.",
+        ),
+        (
+            Items(shape=(3, 9, 8)),
+            r"image 2: is 3×9×8, and image 0 is 3×8×8; all must have one size\.",
+        ),
     ],
 )
 def test_an_item_that_can_not_be_used_is_named_where_it_is_read(items, words, workers):
@@ -536,7 +626,12 @@ def test_an_item_that_can_not_be_used_is_named_where_it_is_read(items, words, wo
 
 @pytest.mark.parametrize(
     ("label", "words"),
-    [("cat", "its label is 'cat'"), (0.5, r"its label is 0\.5"), (None, "its label is None"), (torch.eye(3)[1], "its label has 3 numbers")],
+    [
+        ("cat", "its label is 'cat'"),
+        (0.5, r"its label is 0\.5"),
+        (None, "its label is None"),
+        (torch.eye(3)[1], "its label has 3 numbers"),
+    ],
 )
 def test_the_first_label_of_a_data_set_is_looked_at_before_anything_else(label, words):
     with pytest.raises(BadData, match=f"train: image 0: {words}"):
@@ -563,7 +658,10 @@ class Locked:
         ([], "the data set is empty"),
         ((np.zeros((4, 8, 8), np.uint8),), "each item must be a pair"),
         ((None, None), "images are uint8 of shape images × height × width × channels, not None"),
-        (("images.npy", "labels.npy"), "images are uint8 of shape images × height × width × channels, not 'images.npy'"),
+        (
+            ("images.npy", "labels.npy"),
+            "images are uint8 of shape images × height × width × channels, not 'images.npy'",
+        ),
     ],
 )
 def test_what_is_no_data_set_is_told_in_one_sentence(data, words):

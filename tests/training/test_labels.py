@@ -22,7 +22,12 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::ResourceWarning",
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )  # fmt: skip
-COLOURS = {"blue": (20, 20, 230), "green": (20, 220, 20), "red": (230, 20, 20), "white": (240, 240, 240)}
+COLOURS = {
+    "blue": (20, 20, 230),
+    "green": (20, 220, 20),
+    "red": (230, 20, 20),
+    "white": (240, 240, 240),
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +38,23 @@ def searched(tmp_path_factory):
     for part, (label, colour) in itertools.product(("train", "val"), COLOURS.items()):
         (folder / "photos" / part / label).mkdir(parents=True)
         for number in range(12):
-            pixels = np.clip(np.array(colour) + rng.integers(-20, 20, (16, 16, 3)), 0, 255).astype(np.uint8)
+            pixels = np.clip(np.array(colour) + rng.integers(-20, 20, (16, 16, 3)), 0, 255).astype(
+                np.uint8
+            )
             Image.fromarray(pixels).save(folder / "photos" / part / label / f"{number}.png")
-    settings = [f"--set={one}" for one in ("data.size=16", "data.workers=0", "epochs=12", "batch=8", "threads=1")]
-    works("search", "mptify:conv2", "--data", f"imagefolder:{folder / 'photos'}", *settings, "--out", folder / "run")
+    settings = [
+        f"--set={one}"
+        for one in ("data.size=16", "data.workers=0", "epochs=12", "batch=8", "threads=1")
+    ]
+    works(
+        "search",
+        "mptify:conv2",
+        "--data",
+        f"imagefolder:{folder / 'photos'}",
+        *settings,
+        "--out",
+        folder / "run",
+    )
     assert mptify.read(folder / "run/last.ticket").notes["accuracy"] > 0.9
     return folder
 
@@ -69,7 +87,9 @@ def test_some_of_the_classes_are_counted_as_what_they_are(photos):
 
 def test_the_same_holds_for_a_data_set_of_timm(photos):
     shutil.rmtree(photos / "photos/val/blue")
-    found = works("eval", photos / "run/last.ticket", "--data", f"timm:folder:{photos / 'photos'}", "--json")
+    found = works(
+        "eval", photos / "run/last.ticket", "--data", f"timm:folder:{photos / 'photos'}", "--json"
+    )
     assert json.loads(found.output)["top1"] > 0.8
 
 
@@ -111,11 +131,20 @@ def test_without_names_the_classes_are_counted(photos):
 
 def images(names, labels, classes=None):
     pixels = torch.zeros(len(labels), 1, 4, 4, dtype=torch.uint8)
-    return Images(torch.tensor(labels), classes or len(names), pixels, mean=(0.0,), std=(1.0,), names=tuple(names))
+    return Images(
+        torch.tensor(labels),
+        classes or len(names),
+        pixels,
+        mean=(0.0,),
+        std=(1.0,),
+        names=tuple(names),
+    )
 
 
 def test_another_order_is_put_right():
-    found = with_labels_of(images(["b", "c", "a"], [0, 1, 2, 0]), {"labels": ["a", "b", "c", "d"]}, 4)
+    found = with_labels_of(
+        images(["b", "c", "a"], [0, 1, 2, 0]), {"labels": ["a", "b", "c", "d"]}, 4
+    )
     assert found.labels.tolist() == [1, 2, 0, 1]
     assert (found.classes, found.names) == (4, ("a", "b", "c", "d"))
 
@@ -129,13 +158,20 @@ def test_labels_without_names_are_taken_for_the_tickets_numbers():
 
 def test_a_name_that_stands_for_two_classes_is_refused_unless_the_order_is_the_same():
     twice = ["crane", "crane", "dog"]
-    assert with_labels_of(images(twice, [0, 1, 2]), {"labels": twice}, 3).labels.tolist() == [0, 1, 2]
+    assert with_labels_of(images(twice, [0, 1, 2]), {"labels": twice}, 3).labels.tolist() == [
+        0,
+        1,
+        2,
+    ]
     with pytest.raises(BadData, match="'crane' is the name of two"):
         with_labels_of(images(["dog", "crane"], [0, 1]), {"labels": twice}, 3)
 
 
 @pytest.mark.parametrize("labels", [None, "abc", [], [1, None], ["a", "b", "c", "d", "e"]])
 def test_notes_that_name_no_classes_are_passed_over(labels):
-    assert with_labels_of(images(["a", "b"], [0, 1]), {"labels": labels}, 2).labels.tolist() == [0, 1]
+    assert with_labels_of(images(["a", "b"], [0, 1]), {"labels": labels}, 2).labels.tolist() == [
+        0,
+        1,
+    ]
     with pytest.raises(BadData, match="the network tells 3 apart"):
         with_labels_of(images(["a", "b"], [0, 1]), {"labels": labels}, 3)

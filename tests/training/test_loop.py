@@ -29,13 +29,25 @@ from mptify.training.run_folder import Run
 from mptify.training.schedule import learning_rate, prune_share
 from mptify.training.sources import load_data
 
-FAST = {"epochs": 2, "batch": 32, "optimizer": "sgd", "lr": 0.1, "ticket": {"bits": "1/32", "prune": 0.6}}
+FAST = {
+    "epochs": 2,
+    "batch": 32,
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "ticket": {"bits": "1/32", "prune": 0.6},
+}
 
 
 class Net(nn.Module):
     def __init__(self, drop=0.0):
         super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.Dropout(drop), nn.MaxPool2d(2))
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 12, 3, padding=1),
+            nn.BatchNorm2d(12),
+            nn.ReLU(),
+            nn.Dropout(drop),
+            nn.MaxPool2d(2),
+        )
         self.middle = nn.Sequential(nn.Conv2d(12, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
         self.head = nn.Linear(16, 10)
 
@@ -57,8 +69,14 @@ def settings(**changes):
 
 
 def search(digits, net=None, **options):
-    out, resume, callbacks = options.pop("out", None), options.pop("resume", False), options.pop("callbacks", ())
-    return mptify.search(net or Net(), *digits, settings(**options), out=out, resume=resume, callbacks=callbacks)
+    out, resume, callbacks = (
+        options.pop("out", None),
+        options.pop("resume", False),
+        options.pop("callbacks", ()),
+    )
+    return mptify.search(
+        net or Net(), *digits, settings(**options), out=out, resume=resume, callbacks=callbacks
+    )
 
 
 # -- what it finds ------------------------------------------------------------------------------------------------------------
@@ -69,7 +87,11 @@ def search(digits, net=None, **options):
     [
         {},
         {"ticket": {"score_grad": "alpha"}},
-        {"ticket": {"bits": "1/1", "prune": 0.5, "learn_bn": True}, "optimizer": "adam", "lr": 0.01},
+        {
+            "ticket": {"bits": "1/1", "prune": 0.5, "learn_bn": True},
+            "optimizer": "adam",
+            "lr": 0.01,
+        },
         {"ticket": {"scope": "global", "floor": 0.05}},
         {"method": "edgepopup", "nesterov": True},
         {"method": "dense", "lr": 0.05},
@@ -85,7 +107,16 @@ def search(digits, net=None, **options):
             "ema": 0.9,
         },
     ],
-    ids=["biprop", "alpha", "1/1", "global", "edgepopup", "dense", "dense with norms", "everything"],
+    ids=[
+        "biprop",
+        "alpha",
+        "1/1",
+        "global",
+        "edgepopup",
+        "dense",
+        "dense with norms",
+        "everything",
+    ],
 )
 def test_every_method_learns(digits, options):
     plain = [replace(split, crop=0, flip=False) for split in digits]
@@ -118,9 +149,19 @@ def test_the_network_passed_in_stays_as_it_is(digits):
 def test_only_what_the_spec_names_changes(digits, ticket, kinds):
     ticketed = mptify.transform(Net(), **settings(ticket=ticket)["ticket"])
     before = {name: parameter.detach().clone() for name, parameter in ticketed.named_parameters()}
-    result = search(digits, ticketed, ticket=ticket, weight_decay=0.01, decays=["scores", "norm", "bias", "other", "dense"])
+    result = search(
+        digits,
+        ticketed,
+        ticket=ticket,
+        weight_decay=0.01,
+        decays=["scores", "norm", "bias", "other", "dense"],
+    )
     of = parameter_kinds(result.model)
-    changed = {name for name, parameter in result.model.named_parameters() if not torch.equal(parameter, before[name])}
+    changed = {
+        name
+        for name, parameter in result.model.named_parameters()
+        if not torch.equal(parameter, before[name])
+    }
     assert {of[name] for name in changed} == kinds
     assert changed == {name for name, kind in of.items() if kind in kinds}
     for name, layer in ticket_layers(result.model).items():
@@ -136,7 +177,11 @@ def test_decay_is_for_the_kinds_that_the_recipe_names(digits):
     groups = make_optimizer(ticketed, config).param_groups
     kinds = parameter_kinds(ticketed)
     names = {id(parameter): name for name, parameter in ticketed.named_parameters()}
-    found = {kinds[names[id(parameter)]]: group["weight_decay"] for group in groups for parameter in group["params"]}
+    found = {
+        kinds[names[id(parameter)]]: group["weight_decay"]
+        for group in groups
+        for parameter in group["params"]
+    }
     assert found == {"norm": 0.3, "scores": 0.0, "bias": 0.0}
 
 
@@ -144,17 +189,31 @@ def test_decay_is_for_the_kinds_that_the_recipe_names(digits):
 def test_steps_of_adam_are_counted_in_first_scores(digits, relative):
     """One step, which Adam makes as long as the learning rate: alike in all layers, or alike to their first scores."""
     ticketed = mptify.transform(Net(), bits="1/32", prune=0.5)
-    before = {name: layer.scores.detach().clone() for name, layer in ticket_layers(ticketed).items()}
-    one_step = {"epochs": 1, "batch": 300, "optimizer": "adam", "lr": 0.01, "schedule": "constant", "weight_decay": 0, "relative": relative}
+    before = {
+        name: layer.scores.detach().clone() for name, layer in ticket_layers(ticketed).items()
+    }
+    one_step = {
+        "epochs": 1,
+        "batch": 300,
+        "optimizer": "adam",
+        "lr": 0.01,
+        "schedule": "constant",
+        "weight_decay": 0,
+        "relative": relative,
+    }
     result = mptify.search(ticketed, *digits, one_step)
     for name, layer in ticket_layers(result.model).items():
         step = (layer.scores - before[name]).abs().median().item()
-        assert step == pytest.approx(0.01 * (before[name].abs().max().item() if relative else 1.0), rel=0.06)
+        assert step == pytest.approx(
+            0.01 * (before[name].abs().max().item() if relative else 1.0), rel=0.06
+        )
 
 
 def test_the_schedules_begin_and_end_where_they_should():
     config = make_search_config({"epochs": 10, "lr": 0.2, "warmup": 2, "prune_ramp": 4})
-    assert [learning_rate(config, time) for time in (1, 2, 6, 10)] == pytest.approx([0.1, 0.2, 0.1, 0.0])
+    assert [learning_rate(config, time) for time in (1, 2, 6, 10)] == pytest.approx(
+        [0.1, 0.2, 0.1, 0.0]
+    )
     assert [prune_share(config, time) for time in (0, 2, 4, 9)] == pytest.approx([0, 0.875, 1, 1])
     assert learning_rate(make_search_config({"schedule": "constant", "lr": 0.2}), 7) == 0.2
 
@@ -169,8 +228,14 @@ def test_a_ramp_ends_at_the_asked_fraction(digits):
 
 def test_the_best_ticket_is_one_that_is_pruned_as_asked(digits, tmp_path, monkeypatch):
     accuracies = iter([0.9, 0.8, 0.3, 0.2])  # a ticket that loses with every weight it is pruned of
-    monkeypatch.setattr(loop, "evaluate", lambda *args, **options: replace(evaluate(*args, **options), top1=next(accuracies)))
-    result = search(digits, epochs=4, prune_ramp=3, warmup=0, ticket={"prune": 0.97}, out=tmp_path / "run")
+    monkeypatch.setattr(
+        loop,
+        "evaluate",
+        lambda *args, **options: replace(evaluate(*args, **options), top1=next(accuracies)),
+    )
+    result = search(
+        digits, epochs=4, prune_ramp=3, warmup=0, ticket={"prune": 0.97}, out=tmp_path / "run"
+    )
     assert result.best == 0.3
     ticket = mptify.read(tmp_path / "run/best.ticket")
     assert 1 - ticket.kept / ticket.count == pytest.approx(0.97, abs=0.005)
@@ -189,7 +254,11 @@ def test_a_ramp_reaches_tied_layers_too(digits):
             return self.head(self.more(self.again(x)).mean((2, 3)))
 
     layers = ticket_layers(search(digits, Tied(), prune_ramp=2).model)
-    assert layers["again"].kept == layers["more"].kept == layers["again"].count - round(layers["again"].count * 0.6)
+    assert (
+        layers["again"].kept
+        == layers["more"].kept
+        == layers["again"].count - round(layers["again"].count * 0.6)
+    )
 
 
 def test_a_ticket_is_cut_from_the_mean_of_scores(digits):
@@ -229,13 +298,20 @@ def test_gradients_are_clipped_to_the_norm(digits, monkeypatch):
 def test_the_launchers_accumulation_changes_nothing(digits, monkeypatch):
     plain = search(digits, epochs=1)
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    for one, other in zip(ticket_layers(plain.model).values(), ticket_layers(search(digits, epochs=1).model).values(), strict=True):
+    for one, other in zip(
+        ticket_layers(plain.model).values(),
+        ticket_layers(search(digits, epochs=1).model).values(),
+        strict=True,
+    ):
         assert torch.equal(one.scores, other.scores)
 
 
 def test_validation_images_are_normalized_as_training_images_are(digits):
     rng = np.random.default_rng(0)
-    dark, bright = rng.integers(0, 100, (64, 8, 8, 1), dtype=np.uint8), rng.integers(150, 255, (32, 8, 8, 1), dtype=np.uint8)
+    dark, bright = (
+        rng.integers(0, 100, (64, 8, 8, 1), dtype=np.uint8),
+        rng.integers(150, 255, (32, 8, 8, 1), dtype=np.uint8),
+    )
     train, val = as_pair((dark, np.arange(64) % 10), (bright, np.arange(32) % 10))
     assert val.mean == train.mean
     with pytest.raises(BadData, match="those for validation 1×9×8"):
@@ -252,7 +328,9 @@ def test_accumulated_steps_are_the_same_steps(digits):
         return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
 
     whole, parts = (search(digits, net(), accumulate=number, epochs=1) for number in (1, 4))
-    for one, other in zip(ticket_layers(whole.model).values(), ticket_layers(parts.model).values(), strict=True):
+    for one, other in zip(
+        ticket_layers(whole.model).values(), ticket_layers(parts.model).values(), strict=True
+    ):
         assert torch.allclose(one.scores, other.scores, atol=1e-5)
 
 
@@ -292,12 +370,18 @@ def test_a_compiled_search_finds_what_an_eager_one_does(digits):
 @pytest.mark.parametrize(
     ("net", "words"),
     [
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), "can't take images of 1×8×8"),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)),
+            "can't take images of 1×8×8",
+        ),
         (
             nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 7)),
             "The data has 10 classes, but the network has only 7",
         ),
-        (nn.Sequential(nn.Conv2d(1, 10, 3), nn.ReLU(), nn.Conv2d(10, 10, 3)), "one row of class scores per image"),
+        (
+            nn.Sequential(nn.Conv2d(1, 10, 3), nn.ReLU(), nn.Conv2d(10, 10, 3)),
+            "one row of class scores per image",
+        ),
     ],
 )
 def test_a_network_that_does_not_fit_is_told_so_and_no_folder_is_left(digits, net, words, tmp_path):
@@ -327,7 +411,9 @@ def test_half_precision_without_a_device_for_it_is_told(digits):
 def test_too_few_images_for_a_step_are_told(digits):
     train, val = digits
     some = Images(train.labels[:129], 10, train.pixels[:129], mean=train.mean, std=train.std)
-    with pytest.raises(BadData, match="too few"):  # in batches of 128, they are two steps of 64 and 65
+    with pytest.raises(
+        BadData, match="too few"
+    ):  # in batches of 128, they are two steps of 64 and 65
         mptify.search(Net(), some, val, settings(batch=128, accumulate=60))
     few = Images(train.labels[:3], 10, train.pixels[:3], mean=train.mean, std=train.std)
     with pytest.raises(BadData, match="too few"):
@@ -382,7 +468,9 @@ def test_a_layer_that_stands_still_is_named(digits):
 
 
 def test_constant_outputs_are_seen_by_eye():
-    ticketed = mptify.transform(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), prune=0.5)
+    ticketed = mptify.transform(
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), prune=0.5
+    )
     images = torch.randn(4, 1, 8, 8)
     assert constant_layers(ticketed, images) == []
     assert constant_layers(ticketed, images[:1].expand(4, 1, 8, 8)) == ["0", "3"]
@@ -394,7 +482,15 @@ def test_constant_outputs_are_seen_by_eye():
 def test_a_run_leaves_recipe_metrics_curves_and_tickets(digits, tmp_path):
     result = search(digits, out=tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"recipe.yaml", "metrics.jsonl", "curves.png", "checkpoint.safetensors", "best.ticket", "last.ticket", "summary.json"}
+    assert names == {
+        "recipe.yaml",
+        "metrics.jsonl",
+        "curves.png",
+        "checkpoint.safetensors",
+        "best.ticket",
+        "last.ticket",
+        "summary.json",
+    }
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2]
     assert rows == result.rows
@@ -433,11 +529,20 @@ def test_a_damaged_checkpoint_is_told(digits, tmp_path):
 
 def test_a_run_is_resumed_with_what_it_was_begun_with(digits, tmp_path):
     stopped(digits, tmp_path / "run", 3)
-    for changed, name in (({"ticket": {"seed": 5}}, "ticket"), ({"lr": 0.3}, "lr"), ({"ema": 0.9}, "ema")):
+    for changed, name in (
+        ({"ticket": {"seed": 5}}, "ticket"),
+        ({"lr": 0.3}, "lr"),
+        ({"ema": 0.9}, "ema"),
+    ):
         with pytest.raises(MptifyError, match=f"was started with another {name}"):
             search(digits, Net(drop=0.2), out=tmp_path / "run", resume=True, **changed)
     with pytest.raises(MptifyError, match="belongs to another network"):
-        search(digits, nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), out=tmp_path / "run", resume=True)
+        search(
+            digits,
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)),
+            out=tmp_path / "run",
+            resume=True,
+        )
 
 
 def test_a_run_that_is_running_is_left_alone(digits, tmp_path):
@@ -468,11 +573,20 @@ class Interrupt(mptify.Callback):
 
 
 def stopped(digits, folder, steps, **options):
-    return search(digits, Net(drop=0.2), out=folder, callbacks=[Interrupt(steps)], checkpoint_steps=4, **options)
+    return search(
+        digits,
+        Net(drop=0.2),
+        out=folder,
+        callbacks=[Interrupt(steps)],
+        checkpoint_steps=4,
+        **options,
+    )
 
 
 def test_ctrl_c_without_a_folder_is_an_interrupt_like_any_other(digits):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs begin without
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell's background jobs begin without
     try:
         with pytest.raises(KeyboardInterrupt):
             search(digits, callbacks=[Interrupt(2)])
@@ -489,21 +603,46 @@ EVERYTHING = [
 ]
 
 
-@pytest.mark.parametrize("options", EVERYTHING, ids=["biprop", "adam", "global", "edgepopup", "dense"])
+@pytest.mark.parametrize(
+    "options", EVERYTHING, ids=["biprop", "adam", "global", "edgepopup", "dense"]
+)
 def test_interrupted_and_resumed_ends_in_the_same_bytes(digits, options, tmp_path):
     torch.manual_seed(3)
     net = Net(drop=0.2)
-    whole = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "whole")
-    first = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", callbacks=[Interrupt(7)])
+    whole = mptify.search(
+        net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "whole"
+    )
+    first = mptify.search(
+        net,
+        *digits,
+        settings(checkpoint_steps=4, **options),
+        out=tmp_path / "parts",
+        callbacks=[Interrupt(7)],
+    )
     assert not first.finished
     second = mptify.search(
-        net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", resume=True, callbacks=[Interrupt(6)]
+        net,
+        *digits,
+        settings(checkpoint_steps=4, **options),
+        out=tmp_path / "parts",
+        resume=True,
+        callbacks=[Interrupt(6)],
     )
     assert not second.finished
-    last = mptify.search(net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", resume=True)
+    last = mptify.search(
+        net, *digits, settings(checkpoint_steps=4, **options), out=tmp_path / "parts", resume=True
+    )
     assert last.finished
     timeless = [
-        [{key: value for key, value in row.items() if key not in ("seconds", "images_per_second")} for row in r.rows] for r in (whole, last)
+        [
+            {
+                key: value
+                for key, value in row.items()
+                if key not in ("seconds", "images_per_second")
+            }
+            for row in r.rows
+        ]
+        for r in (whole, last)
     ]
     assert timeless[0] == timeless[1]
     kind = "safetensors" if options.get("method") == "dense" else "ticket"
@@ -533,7 +672,13 @@ def test_a_run_is_not_resumed_on_other_weights(digits, tmp_path):
     dense = {"method": "dense", "lr": 0.05}
     stopped(digits, tmp_path / "dense", 3, **dense)
     with pytest.raises(MptifyError, match="belongs to another network"):
-        search(digits, nn.Sequential(Net(), nn.Identity()), out=tmp_path / "dense", resume=True, **dense)
+        search(
+            digits,
+            nn.Sequential(Net(), nn.Identity()),
+            out=tmp_path / "dense",
+            resume=True,
+            **dense,
+        )
 
 
 def test_a_living_run_keeps_what_it_is_writing(digits, tmp_path):
@@ -587,7 +732,10 @@ def test_mixed_precision_records_what_the_ticket_reaches(digits, tmp_path):
 
 def test_the_launchers_precision_is_not_overruled_in_silence(digits, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    with pytest.raises(MptifyError, match="The launcher asks for bf16, the search for precision='no'; set precision=bf16 there too"):
+    with pytest.raises(
+        MptifyError,
+        match="The launcher asks for bf16, the search for precision='no'; set precision=bf16 there too",
+    ):
         search(digits)
 
 
@@ -625,7 +773,11 @@ def test_biases_of_dense_layers_decay_only_if_the_recipe_says_so():
         config = make_search_config({"method": "dense", "weight_decay": 0.1, "decays": decays})
         net = Net()
         optimizer = make_optimizer(net, config)
-        of = {id(parameter): group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+        of = {
+            id(parameter): group["weight_decay"]
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
         assert of[id(net.head.bias)] == decay
         assert of[id(net.head.weight)] == 0.1
 
@@ -652,14 +804,26 @@ def test_an_optimizers_state_of_a_scalar_goes_to_its_device():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"model": "resnet18"}, "model: a network (torch.nn.Module) is needed, not 'resnet18'; `mptify search resnet18` takes names."),
+        (
+            {"model": "resnet18"},
+            "model: a network (torch.nn.Module) is needed, not 'resnet18'; `mptify search resnet18` takes names.",
+        ),
         ({"model": None}, "model: a network (torch.nn.Module) is needed, not None."),
-        ({"model": Net}, "model: a network (torch.nn.Module) is needed, not its class Net; write Net()."),
+        (
+            {"model": Net},
+            "model: a network (torch.nn.Module) is needed, not its class Net; write Net().",
+        ),
         ({"architecture": "resnet81"}, "There is no model 'resnet81'"),
-        ({"architecture": "timm:resnet18"}, "architecture='timm:resnet18': that network, built for"),
+        (
+            {"architecture": "timm:resnet18"},
+            "architecture='timm:resnet18': that network, built for",
+        ),
         ({"architecture": 3}, "architecture=3: a name is needed, such as 'timm:resnet18'."),
         ({"config": "fast"}, "config: settings are needed, such as {'epochs': 5}, not 'fast'."),
-        ({"config": {"learning_rate": 1}}, "There is no setting 'learning_rate'; did you mean 'lr'?"),
+        (
+            {"config": {"learning_rate": 1}},
+            "There is no setting 'learning_rate'; did you mean 'lr'?",
+        ),
         ({"workers": -1}, "workers=-1: a number from 0 is needed."),
         ({"callbacks": print}, "callbacks: a list of mptify.Callback is needed, not "),
         ({"out": 3}, "out=3: the path of a folder is needed."),
@@ -667,7 +831,13 @@ def test_an_optimizers_state_of_a_scalar_goes_to_its_device():
 )
 def test_a_bad_argument_is_told_in_one_sentence(given, words, digits, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = {"model": Net(), "train": digits[0], "val": digits[1], "config": settings(), "out": "run"} | given
+    arguments = {
+        "model": Net(),
+        "train": digits[0],
+        "val": digits[1],
+        "config": settings(),
+        "out": "run",
+    } | given
     with pytest.raises(MptifyError) as caught:
         mptify.search(**arguments)
     assert words in str(caught.value)
@@ -677,9 +847,13 @@ def test_a_bad_argument_is_told_in_one_sentence(given, words, digits, tmp_path, 
 
 def test_a_name_of_the_architecture_lets_the_ticket_be_loaded(digits, tmp_path):
     network = conv2(in_chans=1, input_size=8, num_classes=12)
-    mptify.search(network, *digits, settings(epochs=1), out=tmp_path / "run", architecture="mptify:conv2")
+    mptify.search(
+        network, *digits, settings(epochs=1), out=tmp_path / "run", architecture="mptify:conv2"
+    )
     assert str(mptify.read(tmp_path / "run/last.ticket").architecture) == "mptify:conv2"
     assert mptify.load(tmp_path / "run/last.ticket")(torch.zeros(1, 1, 8, 8)).shape == (1, 12)
     ticketed = mptify.transform(network, prune=0.6)
-    mptify.search(ticketed, *digits, settings(epochs=1), out=tmp_path / "again", architecture="conv2")
+    mptify.search(
+        ticketed, *digits, settings(epochs=1), out=tmp_path / "again", architecture="conv2"
+    )
     assert str(mptify.read(tmp_path / "again/last.ticket").architecture) == "mptify:conv2"

@@ -20,11 +20,36 @@ pytestmark = pytest.mark.long
 def launch(processes, *arguments, how=("--multi_gpu",), script="tests/training/two.py"):
     start = [sys.executable]
     if processes > 1:
-        start += ["-m", "accelerate.commands.launch", *how, "--num_processes", str(processes), "--num_machines", "1"]
-        start += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(_free_port())]
-    command = [*start, *(["-m", "mptify"] if script is None else [str(ROOT / script)]), *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+        start += [
+            "-m",
+            "accelerate.commands.launch",
+            *how,
+            "--num_processes",
+            str(processes),
+            "--num_machines",
+            "1",
+        ]
+        start += [
+            "--mixed_precision",
+            "no",
+            "--dynamo_backend",
+            "no",
+            "--main_process_port",
+            str(_free_port()),
+        ]
+    command = [
+        *start,
+        *(["-m", "mptify"] if script is None else [str(ROOT / script)]),
+        *map(str, arguments),
+    ]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300
+    )
 
 
 def _free_port():
@@ -91,7 +116,16 @@ def test_statistics_are_the_same_in_all_processes_and_timed_checkpoints_hang_non
 
 def test_the_command_line_starts_all_processes_and_speaks_once(tmp_path):
     """`accelerate launch --cpu --num_processes 2` itself starts one."""
-    arguments = ["search", "--out", tmp_path / "run", "--set", "epochs=1", "--set", "trackers=[tensorboard]", "--no-baseline"]
+    arguments = [
+        "search",
+        "--out",
+        tmp_path / "run",
+        "--set",
+        "epochs=1",
+        "--set",
+        "trackers=[tensorboard]",
+        "--no-baseline",
+    ]
     result = launch(2, *arguments, how=["--cpu"], script=None)
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stderr.count("2 processes") == 1
@@ -103,10 +137,25 @@ def test_the_command_line_starts_all_processes_and_speaks_once(tmp_path):
 
 
 def torchrun(*arguments, **environment):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(_free_port())]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(_free_port()),
+    ]
     plain = {key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE_")}
     environment = plain | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=300,
+    )
 
 
 def test_plain_torchrun_searches_as_accelerate_does(tmp_path):
@@ -120,7 +169,9 @@ def test_plain_torchrun_searches_as_accelerate_does(tmp_path):
     other = launch(2, "search", "--out", tmp_path / "accelerate", *settings, script=None)
     assert other.returncode == 0, other.stderr[-3000:]
     for name in ("last.ticket", "best.ticket", "baseline/last.safetensors"):
-        assert (tmp_path / "torchrun" / name).read_bytes() == (tmp_path / "accelerate" / name).read_bytes()
+        assert (tmp_path / "torchrun" / name).read_bytes() == (
+            tmp_path / "accelerate" / name
+        ).read_bytes()
 
 
 def test_plain_torchrun_runs_a_script_of_ones_own(tmp_path):
@@ -136,25 +187,76 @@ def test_plain_torchrun_runs_a_script_of_ones_own(tmp_path):
 def test_a_process_that_outlives_another_says_how_to_go_on(tmp_path, launcher, victim):
     """In one sentence, and without a traceback of its own."""
     run = tmp_path / "a run"
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(_free_port())]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE_")}
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(_free_port()),
+    ]
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE_")
+    }
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     if launcher == "accelerate":
-        start = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-        start += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(_free_port())]
-    command = [*start, "-m", "mptify", "search", "--out", str(run), "--no-baseline", "--set", "epochs=2000"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+        start = [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--cpu",
+            "--num_processes",
+            "2",
+            "--num_machines",
+            "1",
+        ]
+        start += [
+            "--mixed_precision",
+            "no",
+            "--dynamo_backend",
+            "no",
+            "--main_process_port",
+            str(_free_port()),
+        ]
+    command = [
+        *start,
+        "-m",
+        "mptify",
+        "search",
+        "--out",
+        str(run),
+        "--no-baseline",
+        "--set",
+        "epochs=2000",
+    ]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
     for line in process.stderr:
         if "2/2000" in line:
             break
-    workers = [one for one in psutil.Process(process.pid).children(recursive=True) if "RANK" in one.environ()]
+    workers = [
+        one
+        for one in psutil.Process(process.pid).children(recursive=True)
+        if "RANK" in one.environ()
+    ]
     (found,) = [one for one in workers if one.environ()["RANK"] == str(victim)]
     found.kill()
     _, errors = process.communicate(timeout=100)
     assert process.returncode != 0
     name = "mptify (process 1)" if victim == 0 else "mptify"
     said = "Another process of this search has ended, and this one can't continue without it."
-    how = "torchrun --nproc-per-node 2" if launcher == "torchrun" else "accelerate launch --cpu --num_processes 2"
+    how = (
+        "torchrun --nproc-per-node 2"
+        if launcher == "torchrun"
+        else "accelerate launch --cpu --num_processes 2"
+    )
     sentence = f"{name}: {said} `{how} -m mptify search --resume --out '{run}'` resumes from the last checkpoint.\n"
     assert sentence in errors
     before = errors[: errors.index(sentence)]
@@ -166,4 +268,7 @@ def test_a_process_that_outlives_another_says_how_to_go_on(tmp_path, launcher, v
 def test_a_script_that_the_launcher_left_alone_is_told_so(tmp_path):
     result = launch(2, tmp_path, "search", how=["--cpu"])
     assert result.returncode != 0
-    assert "`accelerate launch --cpu` starts one process, however many it is asked for" in result.stdout
+    assert (
+        "`accelerate launch --cpu` starts one process, however many it is asked for"
+        in result.stdout
+    )

@@ -11,7 +11,10 @@ from mptify.recipe_files import find_recipe, recipe_names, to_yaml, with_setting
     ("settings", "words"),
     [
         ({"lrr": 0.1}, "my.yaml: There is no setting 'lrr'; did you mean 'lr'?"),
-        ({"ticket": {"prun": 0.8}}, "my.yaml: There is no setting 'ticket.prun'; did you mean 'ticket.prune'?"),
+        (
+            {"ticket": {"prun": 0.8}},
+            "my.yaml: There is no setting 'ticket.prun'; did you mean 'ticket.prune'?",
+        ),
         ({"data": {"sorce": "digits"}}, "did you mean 'data.source'?"),
         ({"ticket": {"prune": 2}}, "my.yaml: ticket.prune=2: should be less than 1."),
         ({"lr": "fast"}, "my.yaml: lr='fast': should be a valid number"),
@@ -27,8 +30,14 @@ from mptify.recipe_files import find_recipe, recipe_names, to_yaml, with_setting
         ({"prune_ramp": 20}, "prune_ramp=20.0: the search has only 10 epochs"),
         ({"accumulate": 100}, "accumulate=100: a batch of 64"),
         ({"baseline": {"lrr": 1}}, "my.yaml: baseline: There is no setting 'lrr'"),
-        ({"baseline": {"method": "biprop"}}, "baseline.method: a baseline shares this with its search"),
-        ({"warmup": 3, "baseline": {"epochs": 2}}, "my.yaml: baseline: warmup=3.0: the search has only 2 epochs"),
+        (
+            {"baseline": {"method": "biprop"}},
+            "baseline.method: a baseline shares this with its search",
+        ),
+        (
+            {"warmup": 3, "baseline": {"epochs": 2}},
+            "my.yaml: baseline: warmup=3.0: the search has only 2 epochs",
+        ),
         ({"ticket": 3}, "ticket=3"),
     ],
 )
@@ -54,7 +63,11 @@ def test_every_recipe_is_right_and_comes_back_from_its_yaml(name, tmp_path):
         ("a.yaml", "lr: [1", "this is not YAML (line"),
         ("a.yaml", "- lr\n", "a recipe is a list of `key: value` lines"),
         ("a.yaml", "\x80", "this is not YAML"),
-        ("a.yaml", "lr: 1\nepochs: 3\nlr: 2\n", "a.yaml: lr is set twice, the second time in line 3"),
+        (
+            "a.yaml",
+            "lr: 1\nepochs: 3\nlr: 2\n",
+            "a.yaml: lr is set twice, the second time in line 3",
+        ),
     ],
 )
 def test_a_file_that_is_no_recipe_is_told_so(name, content, words, tmp_path, monkeypatch):
@@ -68,10 +81,17 @@ def test_a_file_that_is_no_recipe_is_told_so(name, content, words, tmp_path, mon
 
 def test_settings_reach_into_sections_and_know_numbers():
     settings = with_settings(
-        {"ticket": {"prune": 0.5}}, ["lr=1e-3", "ticket.prune=0.9", "ticket.bits=1/1", "decays=[scores]", "data.flip=true"]
+        {"ticket": {"prune": 0.5}},
+        ["lr=1e-3", "ticket.prune=0.9", "ticket.bits=1/1", "decays=[scores]", "data.flip=true"],
     )
     recipe = make_recipe(settings)
-    assert (recipe.lr, recipe.ticket.prune, recipe.ticket.bits, recipe.decays, recipe.data.flip) == (1e-3, 0.9, "1/1", ("scores",), True)
+    assert (
+        recipe.lr,
+        recipe.ticket.prune,
+        recipe.ticket.bits,
+        recipe.decays,
+        recipe.data.flip,
+    ) == (1e-3, 0.9, "1/1", ("scores",), True)
 
 
 @pytest.mark.parametrize("change", ["lr", "=3", "lr.x=3"])
@@ -80,14 +100,18 @@ def test_a_change_that_is_none_is_told_so(change):
         with_settings({"lr": 0.1}, [change])
 
 
-@pytest.mark.parametrize(("key", "right"), [("prune", "ticket.prune"), ("flip", "data.flip"), ("lrr", "lr")])
+@pytest.mark.parametrize(
+    ("key", "right"), [("prune", "ticket.prune"), ("flip", "data.flip"), ("lrr", "lr")]
+)
 def test_a_setting_of_a_section_is_found_there(key, right):
     with pytest.raises(BadConfig, match=f"no setting '{key}'; did you mean '{right}'"):
         make_recipe({key: 1})
 
 
 def test_sections_keep_their_other_settings():
-    assert make_recipe({"ticket": {"bits": "1/1"}}).ticket.prune == make_recipe({}).ticket.prune == 0.8
+    assert (
+        make_recipe({"ticket": {"bits": "1/1"}}).ticket.prune == make_recipe({}).ticket.prune == 0.8
+    )
     assert make_recipe({"data": "arrays:a.npz"}).data.source == "arrays:a.npz"
     assert make_recipe(with_settings({"data": "digits"}, ["data.crop=1"])).data.crop == 1
     assert make_recipe({"baseline": True}).baseline == {}
@@ -131,7 +155,10 @@ def test_a_layers_name_may_have_dots():
     assert changed == {"ticket": {"prune_overrides": {"layer1.0.conv1": 0.5}, "prune": 0.7}}
 
 
-@pytest.mark.parametrize("text", ["precision: no", "precision: No", "precision: off", "precision: 'no'", "precision: false"])
+@pytest.mark.parametrize(
+    "text",
+    ["precision: no", "precision: No", "precision: off", "precision: 'no'", "precision: false"],
+)
 def test_no_precision_is_the_word_though_yaml_reads_false(text, tmp_path):
     (tmp_path / "a.yaml").write_text(f"model: mptify:conv2\ndata: digits\n{text}\n")
     assert make_recipe(*find_recipe(str(tmp_path / "a.yaml"))).precision == "no"

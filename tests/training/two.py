@@ -20,13 +20,27 @@ from mptify.config import DataConfig
 from mptify.errors import MptifyError
 from mptify.training.sources import load_data
 
-SPEC = {"epochs": 3, "batch": 50, "optimizer": "sgd", "lr": 0.05, "ticket": {"bits": "1/32", "prune": 0.7}}
+SPEC = {
+    "epochs": 3,
+    "batch": 50,
+    "optimizer": "sgd",
+    "lr": 0.05,
+    "ticket": {"bits": "1/32", "prune": 0.7},
+}
 
 
 def network():
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(8) if sys.argv[2] == "norm" else nn.Identity()
-    return nn.Sequential(nn.Conv2d(1, 8, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        norm,
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(288, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
 
 
 class Stop(mptify.Callback):
@@ -53,7 +67,12 @@ def main():
     try:
         often = {"checkpoint_minutes": 2e-4} if what == "norm" else {}
         result = mptify.search(
-            network(), *data, SPEC | often, out=folder / "run", resume=what == "resume", callbacks=[Stop()] if what == "stop" else []
+            network(),
+            *data,
+            SPEC | often,
+            out=folder / "run",
+            resume=what == "resume",
+            callbacks=[Stop()] if what == "stop" else [],
         )
     except MptifyError as error:
         print(f"process {rank}: {type(error).__name__}: {error}")
