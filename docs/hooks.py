@@ -1,4 +1,4 @@
-"""What mkdocs makes of the program itself while it builds the docs: the command line's reference, a page per recipe, and formulas.
+"""Pages that mkdocs makes from the program: the reference of the commands, recipes, formulas.
 
 Formulas become MathML, which browsers draw by themselves: no script, nothing from elsewhere.
 """
@@ -58,7 +58,7 @@ def on_page_content(content: str, **_: Any) -> str:
     )
 
 
-# -- the command line ---------------------------------------------------------------------------------------------------------------
+# -- the command line ------------------------------------------------------------------------------
 
 
 def command_line() -> str:
@@ -143,7 +143,7 @@ def _prose(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-# -- recipes ------------------------------------------------------------------------------------------------------------------------
+# -- recipes ---------------------------------------------------------------------------------------
 
 
 def recipe_list() -> str:
@@ -153,8 +153,10 @@ def recipe_list() -> str:
 
     lines = [
         "# Recipes", "",
-        "One per row of the paper's tables that is ours to run, with all settings of its appendix A. `mptify recipes` lists them too.", "",
-        "| recipe | network | bits | pruned | reproduces | the paper's top-1 |", "| --- | --- | --- | ---: | --- | ---: |",
+        "One per row of the paper's tables that is ours to run, with all its settings (appendix A)."
+        " `mptify recipes` lists them too.", "",
+        "| recipe | network | bits | pruned | reproduces | the paper's top-1 |",
+        "| --- | --- | --- | ---: | --- | ---: |",
     ]  # fmt: skip
     for name in recipe_names():
         facts = recipe_info(name, make_recipe(*find_recipe(name)))
@@ -162,7 +164,8 @@ def recipe_list() -> str:
         cells = [
             f"[{name}]({name}.md)", f"`{facts['model']}`", facts["bits"] or "dense",
             "" if facts["prune"] is None else f"{100 * facts['prune']:g} %",
-            ", ".join(about.get("reproduces", ())) or about.get("what", ""), str(about.get("top1") or ""),
+            ", ".join(about.get("reproduces", ())) or about.get("what", ""),
+            str(about.get("top1") or ""),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(
@@ -171,7 +174,7 @@ def recipe_list() -> str:
 
 
 def recipe_page(name: str) -> str:
-    """What a recipe reproduces, what the paper reports, what we measured, how to run it, and the recipe itself."""
+    """A recipe, what it reproduces, the paper's result, ours, and how to run it."""
     from mptify.cli.recipes_run import recipe_info
     from mptify.config import make_recipe
     from mptify.recipe_files import find_recipe, recipe_text
@@ -196,9 +199,8 @@ def recipe_page(name: str) -> str:
         else None,
         "parameters, as printed": about.get("parameters"),
         "settings": about.get("settings"),
-        "budget": f"{budget['epochs']} epochs of {budget['images']:,} images, {budget['steps']:,} steps"
-        if budget
-        else None,
+        "budget": budget
+        and f"{budget['epochs']} epochs of {budget['images']:,} images, {budget['steps']:,} steps",
         "measured by us": ours,
         "note": about.get("note"),
     }

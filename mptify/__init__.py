@@ -57,15 +57,18 @@ __all__ = [
 
 _PLACES = {
     "errors": (
-        "BadData", "BadConfig", "CannotConvert", "CannotPickle", "DamagedTicket", "Disagreement", "LeftDense", "LostProcess", "MptifyError",
-        "NoTorchScript", "NotKept", "NothingToConvert", "RunExists", "TicketMismatch", "UnknownModel",
+        "BadConfig", "BadData", "CannotConvert", "CannotPickle", "DamagedTicket", "Disagreement",
+        "LeftDense", "LostProcess", "MptifyError", "NoTorchScript", "NotKept", "NothingToConvert",
+        "RunExists", "TicketMismatch", "UnknownModel",
     ),
     "nn.quantizers": ("Sign",),
     "nn.layers": ("TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketLinear"),
     "config": ("SearchConfig", "TicketConfig"),
     "surgery.model_summary": ("Summary", "summary"),
     "runtime": ("load", "pack"),
-    "surgery": ("CompositeHandler", "Handler", "Plan", "plan", "register", "ticket_layers", "transform"),
+    "surgery": (
+        "CompositeHandler", "Handler", "Plan", "plan", "register", "ticket_layers", "transform",
+    ),
     "ticket": ("Ensemble", "Ticket", "read", "save", "swap_", "ticket_of"),
     "training": ("Callback", "Result", "SearchMethod", "SearchState", "StepMetrics", "search"),
 }  # fmt: skip

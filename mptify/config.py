@@ -90,8 +90,7 @@ class TicketConfig(BaseModel):
         "or by a registered scope.",
     )
     floor: Fraction = Field(
-        0.01,
-        description="With scope=global: the smallest share of its weights that a layer keeps.",
+        0.01, description="With scope=global: the smallest share of its weights that a layer keeps."
     )
     score_grad: Literal["biprop", "alpha"] = Field(
         "biprop", description="Scale of the score gradient: |W| (biprop) or the gain (alpha)."
@@ -225,9 +224,7 @@ class SearchConfig(BaseModel):
     epochs: int = Field(10, ge=1, description="Passes over the training data.")
     batch: int = Field(64, ge=2, description="Images per step, over all processes.")
     accumulate: int = Field(
-        1,
-        ge=1,
-        description="Split each batch into this many parts, to save memory.",
+        1, ge=1, description="Split each batch into this many parts, to save memory."
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         "adam", description="The optimizer of the scores."
@@ -268,9 +265,7 @@ class SearchConfig(BaseModel):
         description="Label smoothing: the share of a label that is spread over all classes.",
     )
     clip: float | None = Field(
-        None,
-        gt=0,
-        description="Clip the norm of the gradient of all parameters to this value.",
+        None, gt=0, description="Clip the norm of the gradient of all parameters to this value."
     )
     ema: float | None = Field(
         None,
@@ -357,9 +352,7 @@ class DataConfig(BaseModel):
         None, ge=8, description="Crop images from folders to this many pixels; 224 by default."
     )
     workers: int = Field(
-        4,
-        ge=0,
-        description="Processes that read images from folders, at most the number of CPUs.",
+        4, ge=0, description="Processes that read images from folders, at most the number of CPUs."
     )
 
 

@@ -78,7 +78,7 @@ def test_every_public_name_is_there_and_no_other():
         "import mptify, types\n"
         "assert set(mptify.__all__) <= set(dir(mptify))\n"
         "for name in mptify.__all__: assert not isinstance(getattr(mptify, name), types.ModuleType), name\n"
-        "mptify.surgery.plan, mptify.models.conv2\n"  # packages, without an import of their own
+        "mptify.surgery.plans, mptify.models.conv2\n"  # packages, without an import of their own
         "try: mptify.nothing\n"
         "except AttributeError as error: print(error)"
     )

@@ -20,7 +20,7 @@ from mptify.nn import topk
 from mptify.nn.layers import TicketParameter, ticket_class
 from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, TokenBatchNorm
 from mptify.nn.quantizers import Sign
-from mptify.nn.scopes import GlobalThreshold
+from mptify.nn.scopes import GlobalScope
 
 PROPERTY = settings(max_examples=60, deadline=None, database=None)
 
@@ -739,7 +739,7 @@ def test_one_threshold_keeps_what_a_sort_of_all_layers_keeps(scores, prune, floo
     group = linears((4, 3), (3, 4), (12, 1))
     for layer, values in zip(group, scores):
         set_scores_(layer, values)
-    GlobalThreshold(group, prune, floor)
+    GlobalScope(group, prune, floor)
     assert [layer.mask.flatten().tolist() for layer in group] == slow_global(scores, prune, floor)
 
 
@@ -765,7 +765,7 @@ def test_no_layer_dies_under_one_threshold():
     group = linears((10, 10), (10, 10))
     set_scores_(group[0], torch.linspace(5, 6, 100))
     set_scores_(group[1], torch.linspace(0, 1, 100))
-    GlobalThreshold(group, 0.9, 0.05)
+    GlobalScope(group, 0.9, 0.05)
     assert [int(layer.mask.sum()) for layer in group] == [15, 5]
     assert group[1].mask.flatten().nonzero().flatten().tolist() == [95, 96, 97, 98, 99]
 
@@ -774,7 +774,7 @@ def test_no_layer_dies_under_one_threshold():
 def test_no_layer_dies_next_to_one_that_has_diverged(extreme):
     group = linears((4, 4), (4, 4))
     set_scores_(group[0], torch.full((16,), extreme))
-    GlobalThreshold(group, 0.5, 0.25)
+    GlobalScope(group, 0.5, 0.25)
     assert [int(layer.mask.sum()) for layer in group] == [12, 4]
 
 
@@ -782,7 +782,7 @@ def test_ties_go_to_the_earlier_layer():
     group = linears((4, 4), (4, 4), (4, 4))
     for layer in group:
         set_scores_(layer, torch.ones(16))
-    GlobalThreshold(group, 0.5, 0.0)
+    GlobalScope(group, 0.5, 0.0)
     assert [int(layer.mask.sum()) for layer in group] == [16, 7, 1]  # one each, then in order
     assert group[1].mask.flatten().tolist() == [True] * 7 + [False] * 9
 
@@ -792,7 +792,7 @@ def test_ties_go_to_the_earlier_layer_even_when_a_later_one_shares_its_scores():
     third.tie_to_(first)
     for layer in (first, second):
         set_scores_(layer, torch.ones(16))
-    GlobalThreshold([first, second, third], 0.5, 0.0)
+    GlobalScope([first, second, third], 0.5, 0.0)
     assert [int(layer.mask.sum()) for layer in (first, second)] == [15, 1]
 
 

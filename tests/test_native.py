@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import mptify
 from mptify.errors import MptifyError
 from mptify.nn import build, native, quantizers, topk
 from mptify.runtime import library as packed
+from tests.helpers.weights import gain_of
 from tests.nets import Plain, images
 
 compiled = pytest.mark.skipif(
@@ -90,7 +93,7 @@ def test_large_layers_agree_with_torch(count, steps, threads):
             mask = topk.select_mask(scores, kept)
             signs, gain, hint = choice(scores, weight, kept)
             assert torch.equal(signs, topk.survivors(weight, mask))
-            assert gain == pytest.approx(float(topk.gain(weight, mask)), rel=3e-7)
+            assert gain == pytest.approx(float(gain_of(weight, mask)), rel=3e-7)
             again, same, _ = choice(scores, weight, kept, native.Effective.SCALED_SIGNS, hint)
             assert same == gain
             assert torch.equal(again, signs * gain)
@@ -162,10 +165,27 @@ def test_signs_and_their_gradients_agree_with_torch(monkeypatch, width, order):
     torch.testing.assert_close(slopes, both(values)[1])
 
 
-def test_a_library_of_other_sources_is_refused(monkeypatch):
-    monkeypatch.setattr(native, "source_digest", lambda source: "0")
-    with pytest.raises(MptifyError, match="was built from other sources"):
-        native._load()
+@compiled
+@pytest.mark.parametrize("module", [native, packed])
+def test_a_library_of_other_sources_is_refused(monkeypatch, module):
+    monkeypatch.setattr(build, "source_digest", lambda source: "0")
+    with pytest.raises(MptifyError, match=r"was built from other sources .* Install mptify again"):
+        module._load()
+
+
+@pytest.mark.parametrize("source", build.SOURCES)
+def test_the_digest_of_a_library_follows_every_header_that_it_includes(tmp_path, source):
+    package = tmp_path / "mptify"
+    for folder in ("nn/csrc", "runtime/csrc"):
+        shutil.copytree(Path(build.__file__).parents[1] / folder, package / folder)
+    command = ["g++", "-std=c++17", "-MM", str(package / source)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    included = {Path(name).resolve() for name in listed.replace("\\", " ").split()[1:]}
+    assert package / source in included
+    for path in included & set(package.rglob("*")):
+        before = build.source_digest(package / source)
+        path.write_bytes(path.read_bytes() + b"\n")
+        assert build.source_digest(package / source) != before, path
 
 
 def test_without_a_library_torch_does_the_work(monkeypatch, tmp_path):
@@ -196,12 +216,13 @@ def test_a_search_step_is_the_same_without_the_library(monkeypatch, bits, score_
 
 def test_without_a_compiler_nothing_is_built_and_nothing_breaks(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
-    source = tmp_path / "ticket.cpp"
-    assert build.build(source) is None
+    source = tmp_path / "mptify/nn/csrc/ticket.cpp"
+    source.parent.mkdir(parents=True)
     source.write_text("this is no C++")
+    assert build.build(source) is None
     monkeypatch.delenv("CXX")
     assert build.build(source) is None
-    assert [path.name for path in tmp_path.iterdir()] == ["ticket.cpp"]
+    assert [path.name for path in source.parent.iterdir()] == ["ticket.cpp"]
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1", "32/32"])

@@ -28,7 +28,7 @@ from mptify.surgery.invariants import (
     unnormalised_signs,
     wrongly_trainable,
 )
-from mptify.surgery.plan import Reason
+from mptify.surgery.plans import Reason
 from tests.helpers.random_networks import random_network
 from tests.runtime.test_program import exact, require_same
 from tests.surgery.test_zoo import agree, flat, seeded

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import mptify
 from mptify.nn import quantizers, topk
+from tests.helpers.weights import gain_of, weight_of
 
 PROPERTY = settings(max_examples=150, deadline=None, database=None)
 SPECIAL = [
@@ -350,7 +351,7 @@ def test_the_gain_is_the_mean_magnitude_of_the_survivors(weight, data):
     mask = data.draw(
         st.lists(st.booleans(), min_size=len(weight), max_size=len(weight)).filter(any)
     )
-    gain = topk.gain(torch.tensor(weight), torch.tensor(mask))
+    gain = gain_of(torch.tensor(weight), torch.tensor(mask))
     assert gain.dtype == torch.float32
     assert gain.shape == ()
     assert float(gain) == pytest.approx(slow_gain(weight, mask), rel=1e-6, abs=1e-30)
@@ -361,13 +362,13 @@ def test_the_gain_of_a_large_layer_hardly_depends_on_the_order_of_summation():
     weight = torch.from_numpy(rng.standard_normal(300_000).astype(np.float32))
     mask = torch.from_numpy(rng.random(300_000) < 0.2)
     shuffled = torch.from_numpy(rng.permutation(300_000))
-    for gain in (topk.gain(weight, mask), topk.gain(weight[shuffled], mask[shuffled])):
+    for gain in (gain_of(weight, mask), gain_of(weight[shuffled], mask[shuffled])):
         assert float(gain) == pytest.approx(slow_gain(weight.numpy(), mask.numpy()), rel=2e-7)
 
 
 def test_no_gradient_flows_through_the_gain():
     weight = torch.ones(3, requires_grad=True)
-    assert not topk.gain(weight, torch.ones(3, dtype=torch.bool)).requires_grad
+    assert not gain_of(weight, torch.ones(3, dtype=torch.bool)).requires_grad
 
 
 # -- effective weights and the scores' gradient ------------------------------------------------------------------------------
@@ -388,12 +389,16 @@ def _layer(zeros=True):
 
 
 @pytest.mark.parametrize("weight_bits", [1, 32])
-@pytest.mark.parametrize("scaled", [True, False])
-def test_the_effective_weight_is_gain_times_signs_or_the_weights_themselves(weight_bits, scaled):
+@pytest.mark.parametrize("includes_gain", [True, False])
+def test_the_effective_weight_is_gain_times_signs_or_the_weights_themselves(
+    weight_bits, includes_gain
+):
     scores, weight, mask, _ = _layer()
-    gain = topk.gain(weight, mask)
-    found = topk.ticket_weight(scores, weight, mask, gain, weight_bits=weight_bits, scaled=scaled)
-    size = np.float32(slow_gain(weight, mask)) if scaled else np.float32(1)
+    gain = gain_of(weight, mask)
+    found = weight_of(
+        scores, weight, mask, gain, weight_bits=weight_bits, includes_gain=includes_gain
+    )
+    size = np.float32(slow_gain(weight, mask)) if includes_gain else np.float32(1)
     expected = np.zeros(weight.shape, np.float32)
     for place in zip(*np.nonzero(mask.numpy())):
         expected[place] = (
@@ -405,7 +410,7 @@ def test_the_effective_weight_is_gain_times_signs_or_the_weights_themselves(weig
 
 def test_a_weight_of_zero_counts_as_plus_one():
     weight, mask = torch.tensor([0.0, -0.0, -2.0, 2.0]), torch.tensor([True, True, True, False])
-    found = topk.ticket_weight(torch.ones(4), weight, mask, torch.tensor(0.5))
+    found = weight_of(torch.ones(4), weight, mask, torch.tensor(0.5))
     assert found.tolist() == [0.5, 0.5, -0.5, 0.0]
 
 
@@ -413,10 +418,8 @@ def test_a_weight_of_zero_counts_as_plus_one():
 @pytest.mark.parametrize("score_grad", ["biprop", "alpha"])
 def test_the_score_gradient_goes_straight_through_the_mask(weight_bits, score_grad):
     scores, weight, mask, upstream = _layer()
-    gain = topk.gain(weight, mask)
-    found = topk.ticket_weight(
-        scores, weight, mask, gain, weight_bits=weight_bits, score_grad=score_grad
-    )
+    gain = gain_of(weight, mask)
+    found = weight_of(scores, weight, mask, gain, weight_bits=weight_bits, score_grad=score_grad)
     found.backward(upstream)
     expected = slow_score_grad(upstream, scores.detach(), weight, mask, score_grad)
     np.testing.assert_allclose(scores.grad.numpy(), expected, rtol=1e-6, atol=1e-6)
@@ -429,8 +432,8 @@ def test_the_score_gradient_goes_straight_through_the_mask(weight_bits, score_gr
 def test_with_the_gain_outside_the_gradient_is_still_that_of_the_effective_weight(score_grad, size):
     scores, weight, mask, upstream = _layer()
     weight = weight * size
-    gain = topk.gain(weight, mask)
-    found = topk.ticket_weight(scores, weight, mask, gain, score_grad=score_grad, scaled=False)
+    gain = gain_of(weight, mask)
+    found = weight_of(scores, weight, mask, gain, score_grad=score_grad, includes_gain=False)
     (gain * found).backward(upstream)  # what the effective weight gain·M⊙B receives
     expected = slow_score_grad(upstream, scores.detach(), weight, mask, score_grad)
     np.testing.assert_allclose(scores.grad.numpy(), expected, rtol=1e-5, atol=1e-6 * size)
@@ -440,7 +443,7 @@ def test_with_the_gain_outside_the_gradient_is_still_that_of_the_effective_weigh
 @pytest.mark.parametrize("score_grad", ["biprop", "alpha"])
 def test_the_sign_of_a_zero_score_is_plus_one(score, score_grad):
     scores, weight = torch.full((2,), score, requires_grad=True), torch.tensor([3.0, -3.0])
-    topk.ticket_weight(
+    weight_of(
         scores, weight, torch.tensor([True, True]), torch.tensor(3.0), score_grad=score_grad
     ).sum().backward()
     assert scores.grad.tolist() == [3.0, -3.0]
@@ -452,8 +455,8 @@ def test_the_gradient_at_a_zero_weight_is_zero_for_biprop_and_the_gain_for_alpha
     for score_grad in ("biprop", "alpha"):
         scores = torch.tensor([1.0, -1.0, 1.0], requires_grad=True)
         weight, mask = torch.tensor([zero, zero, 1.0]), torch.tensor([True, True, True])
-        topk.ticket_weight(
-            scores, weight, mask, topk.gain(weight, mask), score_grad=score_grad
+        weight_of(
+            scores, weight, mask, gain_of(weight, mask), score_grad=score_grad
         ).sum().backward()
         grads[score_grad] = scores.grad.tolist()
     assert grads["biprop"] == [0.0, 0.0, 1.0]
@@ -471,9 +474,7 @@ def test_the_score_gradient_agrees_on_any_layer(data, count, score_grad):
     scores = torch.tensor(numbers(2), requires_grad=True)
     weight, upstream = torch.tensor(numbers(2)), torch.tensor(numbers(1))
     mask = topk.select_mask(scores, data.draw(st.integers(1, count)))
-    topk.ticket_weight(
-        scores, weight, mask, topk.gain(weight, mask), score_grad=score_grad
-    ).backward(upstream)
+    weight_of(scores, weight, mask, gain_of(weight, mask), score_grad=score_grad).backward(upstream)
     expected = slow_score_grad(upstream, scores.detach(), weight, mask, score_grad)
     np.testing.assert_allclose(scores.grad.numpy(), expected, rtol=1e-6, atol=1e-6)
 
@@ -482,7 +483,7 @@ def test_nothing_but_the_scores_receives_a_gradient():
     scores, weight, mask, upstream = _layer(zeros=False)
     weight.requires_grad_()
     gain = torch.tensor(0.5, requires_grad=True)
-    topk.ticket_weight(scores, weight, mask, gain).backward(upstream)
+    weight_of(scores, weight, mask, gain).backward(upstream)
     assert weight.grad is None
     assert gain.grad is None
     assert scores.grad is not None

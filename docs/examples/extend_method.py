@@ -8,11 +8,11 @@ from mptify.training.methods.biprop import Biprop
 
 @methods.register("biprop_noisy")
 class NoisyBiprop(Biprop):
-    """biprop that adds noise to the scores after each epoch, so that masks keep changing."""
+    """biprop that adds noise to the scores before each epoch, so that masks keep changing."""
 
     description = "biprop with noise on the scores"
 
-    def on_epoch_end(self, search, row):
+    def on_epoch_begin(self, search):
         generator = torch.Generator().manual_seed(search.epoch)
         with torch.no_grad():
             for layer in mptify.ticket_layers(search.model).values():

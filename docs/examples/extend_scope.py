@@ -1,12 +1,12 @@
 import torch
 
 import mptify
-from mptify.nn.scopes import SharedThreshold
+from mptify.nn.scopes import SharedScope
 from mptify.registry import scopes
 
 
 @scopes.register("relative")
-class Relative(SharedThreshold):
+class Relative(SharedScope):
     """One threshold for all layers, on |score| over each layer's mean |score|."""
 
     def select(self, scores, kept):

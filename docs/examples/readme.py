@@ -3,7 +3,7 @@ import torchvision
 
 import mptify
 
-# A new module, which any training loop can train:
+# A new module, which any training loop can train: 1-bit weights, 32-bit activations, 80 % pruned.
 ticketed = mptify.transform(timm.create_model("resnet18"), bits="1/32", prune=0.8)
 print(len(mptify.ticket_layers(ticketed)), "ticket layers")
 

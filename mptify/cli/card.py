@@ -34,7 +34,7 @@ def card(
     from mptify.files import check_writable, write_whole
     from mptify.ticket.card import model_card
     from mptify.ticket.state import read_both
-    from mptify.ticket.summary import summarize
+    from mptify.ticket.ticket_summary import summarize
 
     if out is not None:
         check_writable(out)

@@ -43,8 +43,7 @@ def convert(
         ),
     ] = False,
     float16: Annotated[
-        bool,
-        typer.Option("--float16", help="With --out: round all other floats to 16 bits."),
+        bool, typer.Option("--float16", help="With --out: round all other floats to 16 bits.")
     ] = False,
 ) -> None:
     """Convert a torchvision or timm network into a ticket model and show the changes."""

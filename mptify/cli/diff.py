@@ -28,7 +28,7 @@ def diff(
     from mptify.cli.console import console
     from mptify.cli.tables import Column, make_table
     from mptify.ticket.state import read
-    from mptify.ticket.summary import compare
+    from mptify.ticket.ticket_summary import compare
 
     one, other = read(first), read(second)
     overlaps = compare(one, other)

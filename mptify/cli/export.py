@@ -20,8 +20,7 @@ def export(
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help="The file to write; FILE with another extension by default."),
+        Path | None, typer.Option(help="The file to write; FILE with another extension by default.")
     ] = None,
 ) -> None:
     """Write a ticket for other programs, after comparing its outputs with the ticket's.

@@ -18,7 +18,7 @@ from mptify.config import Recipe, TicketConfig
 from mptify.files import check_writable
 from mptify.ticket.mask_image import draw_masks
 from mptify.ticket.state import read_both
-from mptify.ticket.summary import Summary, summarize
+from mptify.ticket.ticket_summary import Summary, summarize
 
 __all__ = ["layer_table", "run_inspect"]
 

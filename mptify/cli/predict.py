@@ -17,8 +17,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
     runtime: Annotated[
-        str | None,
-        typer.Option(help="float or packed; packed by default for 1/1 tickets."),
+        str | None, typer.Option(help="float or packed; packed by default for 1/1 tickets.")
     ] = None,
     threads: Annotated[
         int | None,

@@ -15,8 +15,7 @@ def recipes(
         typer.Argument(metavar="[NAME]", help="Print this recipe and the command that runs it."),
     ] = None,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print JSON; for one recipe, with all its settings."),
+        bool, typer.Option("--json", help="Print JSON; for one recipe, with all its settings.")
     ] = False,
 ) -> None:
     """List the recipes: network, bits, which part of the paper they reproduce, and its top-1."""

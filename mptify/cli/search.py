@@ -67,8 +67,7 @@ def search(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume",
-            help="Continue the run in --out, or the run in runs/ that was stopped last.",
+            "--resume", help="Continue the run in --out, or the run in runs/ that was stopped last."
         ),
     ] = False,
     baseline: Annotated[

@@ -104,7 +104,6 @@ def _search(recipe: Recipe, out: Path | None, *, resume: bool) -> None:
     entry = registry.resolve(recipe.model)
     train, val = sources.load_data(recipe.data)
     architecture = architecture_of(entry, train)
-    network = build_network(architecture, recipe)
     folder = out or free_folder(_RUNS, f"{entry.name}-{recipe.data.source.partition(':')[0]}")
     run = Run(folder)
     if resume and run.is_finished:
@@ -120,7 +119,7 @@ def _search(recipe: Recipe, out: Path | None, *, resume: bool) -> None:
             headlines.insert(0, _BUSY)
         with _resume_hint(folder), Progress(recipe.method, *headlines) as progress:
             result = search(
-                network,
+                build_network(architecture, recipe),
                 train,
                 val,
                 recipe,
@@ -129,7 +128,7 @@ def _search(recipe: Recipe, out: Path | None, *, resume: bool) -> None:
                 architecture=architecture,
                 callbacks=[progress],
             )
-        if not result.finished or (result.asked and recipe.baseline is not None):
+        if not result.finished or (result.stop_requested and recipe.baseline is not None):
             _exit_stopped(folder)
     if recipe.baseline is not None:
         dense_recipe = baseline_of(recipe)

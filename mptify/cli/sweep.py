@@ -12,8 +12,7 @@ __all__ = ["sweep"]
 
 def sweep(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[FILE|NAME]", help="A built-in sweep, or a YAML file."),
+        str | None, typer.Argument(metavar="[FILE|NAME]", help="A built-in sweep, or a YAML file.")
     ] = None,
     data: Annotated[
         str | None,
@@ -28,12 +27,10 @@ def sweep(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="The folder of the sweep; runs/NAME by default."),
+        Path | None, typer.Option(help="The folder of the sweep; runs/NAME by default.")
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Runs at a time; by default one per GPU, or one."),
+        int | None, typer.Option(min=1, help="Runs at a time; by default one per GPU, or one.")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each run.")] = None,
     dry_run: Annotated[

@@ -12,8 +12,7 @@ __all__ = ["theory"]
 def theory(
     depth: Annotated[int | None, typer.Option(help="Layers of the target network.")] = None,
     width: Annotated[
-        int | None,
-        typer.Option(help="Neurons in each hidden layer; for one layer, its inputs."),
+        int | None, typer.Option(help="Neurons in each hidden layer; for one layer, its inputs.")
     ] = None,
     sparsity: Annotated[
         int | None, typer.Option(help="The most weights in a row; rows are dense by default.")
@@ -29,8 +28,7 @@ def theory(
         str, typer.Option(help="The weights: random, or extreme, the largest allowed.")
     ] = "random",
     seeds: Annotated[
-        int,
-        typer.Option(help="Random networks to draw per target; 0 prints only the bounds."),
+        int, typer.Option(help="Random networks to draw per target; 0 prints only the bounds.")
     ] = 200,
     points: Annotated[
         int,

@@ -87,11 +87,7 @@ def run_theory(
         task = progress.add_task("drawing", total=len(targets) * seeds)
         findings = [
             check(
-                network,
-                *promise,
-                seeds=seeds,
-                points=points,
-                tick=lambda: progress.advance(task),
+                network, *promise, seeds=seeds, points=points, tick=lambda: progress.advance(task)
             )
             for network, *promise in (targets if seeds else [])
         ]

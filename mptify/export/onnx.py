@@ -35,7 +35,8 @@ class Onnx(ExportTarget):
             import onnxscript  # noqa: F401
         except ImportError:
             raise MptifyError(
-                'ONNX needs its libraries: pip install "mptify[onnx]", or in a clone pip install ".[onnx]".'
+                'ONNX needs its libraries: pip install "mptify[onnx]", or in a clone pip install '
+                '".[onnx]".'
             ) from None
         with tempfile.TemporaryDirectory() as folder, _sums_as_they_are(model):
             path = Path(folder) / "ticket.onnx"

@@ -85,9 +85,8 @@ def resolve(text: str) -> Entry:
     """
     source, colon, name = text.rpartition(":")
     if colon and source not in _SOURCES:
-        raise UnknownModel(
-            f"{text}: {source!r} is not a source of models; write {' or '.join(f'{one}:{name}' for one in _SOURCES)}."
-        )
+        names = " or ".join(f"{known}:{name}" for known in _SOURCES)
+        raise UnknownModel(f"{text}: {source!r} is not a source of models; write {names}.")
     if not colon and name in _names("torchvision"):  # without importing timm
         return Entry("torchvision", name, shadowed=_timm_defines(name))
     ours = name.removeprefix(models.TIMM_PREFIX)

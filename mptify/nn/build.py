@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import re
@@ -23,15 +24,41 @@ FLAGS = [
 
 
 def library_of(source: Path) -> Path:
+    """The library that is built from a source, beside it."""
     return source.with_name(f"_{source.stem}.{'dll' if sys.platform == 'win32' else 'so'}")
 
 
 def source_digest(source: Path) -> str:
-    """A digest of a source and of the headers beside it."""
+    """A digest of a source and of all headers in the package, which it may include."""
+    package = source.parents[2]
+    headers = [path for ending in ("h", "inl") for path in package.glob(f"*/csrc/**/*.{ending}")]
     digest = hashlib.sha256()
-    for path in sorted(source.parent.glob("*.[chi]*")):
-        digest.update(f"{path.name}\n".encode() + path.read_bytes())
+    for path in sorted({source, *headers}):
+        digest.update(f"{path.relative_to(package).as_posix()}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def open_library(source: Path) -> ctypes.CDLL | None:
+    """The library of a source; None if the install found no compiler.
+
+    Raises:
+        MptifyError: It was built from other sources than these.
+    """
+    path = library_of(source)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    built_from: Any = getattr(library, "mptify_source", lambda: b"")
+    built_from.restype = ctypes.c_char_p
+    if built_from() != source_digest(source).encode():
+        from mptify.errors import MptifyError  # not while mptify is being installed
+
+        raise MptifyError(
+            f"{path} was built from other sources than this mptify. Install mptify again to build "
+            "it."
+        )
+    return library
 
 
 def build(source: Path) -> Path | None:
@@ -83,8 +110,7 @@ def get_build_hook() -> Any:
                 library.relative_to(self.root).as_posix() for library in libraries
             ]
             build_data["pure_python"] = False
-            build_data["tag"] = (
-                f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"  # independent of the Python version
-            )
+            platform = re.sub("[-.]", "_", sysconfig.get_platform())
+            build_data["tag"] = f"py3-none-{platform}"  # independent of the Python version
 
     return NativeBuildHook

@@ -28,8 +28,8 @@ from mptify.errors import BadConfig
 from mptify.registry import init_schemes
 
 __all__ = [
-    "KAIMING_GAIN", "LEVEL_BLOCK", "Draw", "frozen_weight", "kaiming_normal", "magnitudes", "score_levels", "scores",
-    "signed_constant", "signs", "standard_deviation", "undrawn",
+    "KAIMING_GAIN", "LEVEL_BLOCK", "Draw", "frozen_weight", "kaiming_normal", "magnitudes",
+    "score_levels", "scores", "signed_constant", "signs", "standard_deviation", "undrawn",
 ]  # fmt: skip
 
 KAIMING_GAIN = math.sqrt(2)  # for ReLU-like nonlinearities, as in the paper

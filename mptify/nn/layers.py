@@ -25,7 +25,7 @@ from mptify.nn import init, topk
 from mptify.nn.leaf import recorded_call
 from mptify.nn.quantizers import InputQuantizer
 from mptify.nn.quantizing_weight import QuantizingWeight
-from mptify.nn.scopes import SharedThreshold
+from mptify.nn.scopes import SharedScope
 
 __all__ = [
     "TicketConv1d", "TicketConv2d", "TicketConv3d", "TicketConvTranspose1d",
@@ -61,7 +61,7 @@ class Ticketed:
     init_std: float  # the standard deviation of the frozen weights, where they were drawn
     compute_dtype: torch.dtype
     input_quantizer: InputQuantizer | None
-    threshold: SharedThreshold | None
+    scope: SharedScope | None  # where layers share a budget of survivors
     weight_escapes: bool  # whether code other than `forward` multiplies inputs by `weight`
     channel_axis = 1
     training: bool
@@ -133,7 +133,7 @@ class Ticketed:
         self.score_grad = config.score_grad
         self.init_std = init.standard_deviation(fan_in, prune)
         self.compute_dtype = weight.dtype
-        self.input_quantizer = self.threshold = None
+        self.input_quantizer = self.scope = None
         self.weight_escapes = False
         self.kept = topk.kept_count(weight.numel(), prune)
         shape = tuple(weight.shape)
@@ -189,8 +189,8 @@ class Ticketed:
     @property
     def kept(self) -> int:
         """How many weights survive."""
-        if self.threshold is not None:
-            self.threshold.refresh_()
+        if self.scope is not None:
+            self.scope.refresh_()
         return self._kept
 
     @kept.setter
@@ -228,12 +228,12 @@ class Ticketed:
         """The effective weight: gain · mask ⊙ sign (1-bit) or mask ⊙ frozen (32-bit)."""
         weight, gain, _ = self._current()
         weight = weight * gain if self.scales_output else weight
-        return self._straight_through(weight, gain, unscaled=False)
+        return self._straight_through(weight, gain, includes_gain=True)
 
     def operand(self) -> Tensor:
         """The weight as the layer's operation takes it: without a gain that scales the output."""
         weight, gain, _ = self._current()
-        weight = self._straight_through(weight, gain, unscaled=self.scales_output)
+        weight = self._straight_through(weight, gain, includes_gain=not self.scales_output)
         return weight.to(self.compute_dtype)
 
     @property
@@ -275,10 +275,13 @@ class Ticketed:
                     f"{self.ticket_name}: call eval() on the model before exporting it, so that "
                     "its mask is settled."
                 )
-        elif torch.compiler.is_compiling() and self.threshold is None:
-            scaled = not self.scales_output
+        elif torch.compiler.is_compiling() and self.scope is None:
             return topk.traceable_select(
-                self.scores, self.frozen, self.kept, self.weight_bits, scaled
+                self.scores,
+                self.frozen,
+                self.kept,
+                self.weight_bits,
+                includes_gain=not self.scales_output,
             )
         elif torch.compiler.is_compiling():
             torch.compiler.disable(self.refresh_)()
@@ -287,11 +290,11 @@ class Ticketed:
         assert self._selection is not None
         return self._selection
 
-    def _straight_through(self, weight: Tensor, gain: Tensor, unscaled: bool) -> Tensor:
+    def _straight_through(self, weight: Tensor, gain: Tensor, includes_gain: bool) -> Tensor:
         if self.state is not WeightState.SEARCHING:
             return weight
         return topk.straight_through_weight(
-            self.scores, self.frozen, weight, gain, self.score_grad, unscaled
+            self.scores, self.frozen, weight, gain, self.score_grad, includes_gain
         )
 
     def refresh_(self) -> None:
@@ -301,8 +304,8 @@ class Ticketed:
         """
         if self.state is not WeightState.SEARCHING:
             return
-        if self.threshold is not None:
-            self.threshold.refresh_()
+        if self.scope is not None:
+            self.scope.refresh_()
             return
         if self.is_fresh():
             return
@@ -310,12 +313,15 @@ class Ticketed:
         if self._selection is not None:
             reuse = {"out": self._selection.effective.detach(), "hint": self._selection.hint}
         with torch.inference_mode(False):
-            bits, scaled = self.weight_bits, not self.scales_output
-            self._remember(
-                topk.select(
-                    self.scores, self.frozen, self.kept, weight_bits=bits, scaled=scaled, **reuse
-                )
+            selection = topk.select(
+                self.scores,
+                self.frozen,
+                self.kept,
+                weight_bits=self.weight_bits,
+                includes_gain=not self.scales_output,
+                **reuse,
             )
+        self._remember(selection)
 
     def is_fresh(self) -> bool:
         """Whether the mask belongs to the scores as they are now."""
@@ -327,7 +333,7 @@ class Ticketed:
         ]  # fmt: skip
 
     def _score_version(self) -> tuple:
-        kept = self._kept if self.threshold is None else self.threshold.kept
+        kept = self._kept if self.scope is None else self.scope.kept
         version = None if self.scores.is_inference() else self.scores._version
         return version, self.scores.data_ptr(), self.scores.device, kept
 
@@ -341,7 +347,7 @@ class Ticketed:
         self._selection = self._mask = self._made_from = None
 
     def _refresh_in_eval(self) -> None:
-        if not self.training and not self.is_meta and self.threshold is None:
+        if not self.training and not self.is_meta and self.scope is None:
             self.refresh_()
 
     def set_prune_(self, prune: float) -> None:
@@ -351,19 +357,21 @@ class Ticketed:
                 f"{self.ticket_name}: was loaded from a file, without the scores that say which "
                 "weights to remove."
             )
-        if self.threshold is not None:
-            self.threshold.set_prune_(prune)
+        if self.scope is not None:
+            self.scope.set_prune_(prune)
         else:
             self.kept = topk.kept_count(self.count, prune)
         self._refresh_in_eval()
 
     def set_mask_(self, mask: Tensor) -> None:
-        """Use the mask that a threshold shared with other layers has selected."""
+        """Use the mask that a scope shared with other layers has selected."""
         if not mask.is_meta:
             self.kept = int(mask.sum())
         signs = topk.survivors(self.frozen, mask)
-        scaled = not self.scales_output
-        self._remember(topk.weigh(self.frozen, signs, self._kept, self.weight_bits, scaled), mask)
+        selection = topk.weigh(
+            self.frozen, signs, self._kept, self.weight_bits, includes_gain=not self.scales_output
+        )
+        self._remember(selection, mask)
 
     # -- tickets from files ----------------------------------------------------------------------
 
@@ -382,7 +390,7 @@ class Ticketed:
             gain: The mean magnitude of the survivors; ignored for 32-bit weights.
             kept: The number of survivors.
         """
-        self.threshold = None
+        self.scope = None
         self.kept = kept
         gain = gain if self.weight_bits == 1 else 1.0
         if self.state is not WeightState.SEARCHING:
@@ -415,7 +423,7 @@ class Ticketed:
         Args:
             share_with: A layer whose effective weight this one shares.
         """
-        self.threshold = None
+        self.scope = None
         self._forget()
         if share_with is None:
             device = torch.device("cpu") if self.is_meta else self._stored.device

@@ -1,4 +1,4 @@
-"""Modules that every torch.fx tracer sees as leaves."""
+"""Record a module's call in any torch.fx graph, which makes the module a leaf of every tracer."""
 
 from __future__ import annotations
 

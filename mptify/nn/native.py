@@ -9,13 +9,12 @@ from __future__ import annotations
 import ctypes
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mptify.errors import MptifyError
-from mptify.nn.build import library_of, source_digest
+from mptify.nn.build import open_library
 
 __all__ = [
     "NO_HINT",
@@ -53,18 +52,9 @@ NO_HINT = Hint(0, 0)
 
 
 def _load() -> ctypes.CDLL | None:
-    path = library_of(_SOURCE)
-    try:
-        found = ctypes.CDLL(str(path))
-    except OSError:
+    found = open_library(_SOURCE)
+    if found is None:
         return None
-    source: Any = getattr(found, "mptify_source", lambda: b"")
-    source.restype = ctypes.c_char_p
-    if source() != source_digest(_SOURCE).encode():
-        raise MptifyError(
-            f"{path} was built from other sources than this mptify. Install mptify again to build "
-            "it."
-        )
     address, count, number, bits = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint32
     found.mptify_select.restype = bits
     found.mptify_select.argtypes = [address] * 3 + [

@@ -12,7 +12,7 @@ from mptify.errors import MptifyError
 from mptify.nn import topk
 from mptify.registry import scopes
 
-__all__ = ["GlobalThreshold", "SharedThreshold", "per_layer"]
+__all__ = ["GlobalScope", "SharedScope", "per_layer"]
 
 
 @scopes.register("layer")
@@ -20,7 +20,7 @@ def per_layer(layers: list[Any], prune: float, floor: float) -> None:
     """Each layer keeps its own share (the paper's scope)."""
 
 
-class SharedThreshold:
+class SharedScope:
     """Base class of scopes that select the survivors of several layers together.
 
     A subclass implements `select`. Layers that share their scores count once.
@@ -36,7 +36,7 @@ class SharedThreshold:
         self.floor = floor
         self.set_prune_(prune)
         for layer in layers:
-            layer.threshold = self
+            layer.scope = self
 
     def select(self, scores: list[Tensor], kept: int) -> list[Tensor]:
         """Select the survivors.
@@ -72,9 +72,9 @@ class SharedThreshold:
                 or mask.dtype != torch.bool
                 or not (mask.is_meta or mask.any())
             ):
-                what = f"a boolean mask of shape {tuple(layer.scores.shape)} with at least one survivor"
                 raise MptifyError(
-                    f"{layer.ticket_name}: {type(self).__name__}.select must return {what}."
+                    f"{layer.ticket_name}: {type(self).__name__}.select must return a boolean mask "
+                    f"of shape {tuple(layer.scores.shape)} with at least one survivor."
                 )
         by_scores = dict(zip((id(layer.scores) for layer in owners), masks, strict=True))
         for layer in self.layers:
@@ -89,7 +89,7 @@ class SharedThreshold:
 
 
 @scopes.register("global")
-class GlobalThreshold(SharedThreshold):
+class GlobalScope(SharedScope):
     """One ranking over all layers.
 
     Each layer first keeps its `floor` of largest |score|, so that none dies. The largest remaining

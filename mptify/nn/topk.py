@@ -21,8 +21,8 @@ from torch import Tensor
 from mptify.nn import native
 
 __all__ = [
-    "Selection", "gain", "kept_count", "mask_entropy", "select", "select_mask", "select_survivors",
-    "sign", "straight_through_weight", "survivors", "ticket_weight", "traceable_select", "weigh",
+    "Selection", "kept_count", "mask_entropy", "select", "select_mask", "select_survivors",
+    "sign", "straight_through_weight", "survivors", "traceable_select", "weigh",
 ]  # fmt: skip
 
 _MAGNITUDE_BITS = 0x7FFFFFFF  # of a float32: read as integers, they order non-negative floats
@@ -91,7 +91,7 @@ def select(
     kept: int,
     *,
     weight_bits: int = 1,
-    scaled: bool = True,
+    includes_gain: bool = True,
     out: Tensor | None = None,
     hint: native.Hint = native.NO_HINT,
 ) -> Selection:
@@ -104,7 +104,7 @@ def select(
         frozen: The frozen weights $W$.
         kept: How many weights survive.
         weight_bits: 1 for $\alpha\,M \odot B$, 32 for $M \odot W$.
-        scaled: Whether a 1-bit weight includes the gain $\alpha$.
+        includes_gain: Whether a 1-bit weight includes the gain $\alpha$.
         out: A tensor that may be overwritten with the effective weight.
         hint: The hint of the last selection, which saves the search for the threshold.
     """
@@ -112,12 +112,12 @@ def select(
         _check_kept(scores, kept)
         if out is None or not native.can_select(out, frozen):
             out = torch.empty(scores.shape, dtype=torch.float32)
-        signs = native.Effective.SCALED_SIGNS if scaled else native.Effective.SIGNS
+        signs = native.Effective.SCALED_SIGNS if includes_gain else native.Effective.SIGNS
         kind = native.Effective.WEIGHTS if weight_bits == 32 else signs
         mean, hint = native.select(scores.detach(), frozen.detach(), out, kept, kind, hint)
         gain = torch.tensor(1.0 if weight_bits == 32 else mean, dtype=torch.float32)
         return Selection(out, gain, hint)
-    return weigh(frozen, select_survivors(scores, frozen, kept), kept, weight_bits, scaled)
+    return weigh(frozen, select_survivors(scores, frozen, kept), kept, weight_bits, includes_gain)
 
 
 def select_survivors(scores: Tensor, frozen: Tensor, kept: int) -> Tensor:
@@ -147,35 +147,37 @@ def survivors(frozen: Tensor, mask: Tensor) -> Tensor:
 
 
 def weigh(
-    frozen: Tensor, survivors: Tensor, kept: int, weight_bits: int, scaled: bool
+    frozen: Tensor, survivors: Tensor, kept: int, weight_bits: int, includes_gain: bool
 ) -> Selection:
-    r"""Gain and effective weight from $M \odot B$."""
+    r"""Gain and effective weight from $M \odot B$ (`survivors`)."""
     gain = torch.ones((), dtype=torch.float32, device=frozen.device)
     if weight_bits == 1:
         gain = _gain_of_survivors(frozen, survivors, kept)
-    return Selection(_effective(frozen, survivors, gain, weight_bits, scaled), gain)
+    return Selection(_effective(frozen, survivors, gain, weight_bits, includes_gain), gain)
 
 
 @torch.library.custom_op("mptify::select", mutates_args=())
 def _select_op(
-    scores: Tensor, frozen: Tensor, kept: int, weight_bits: int, scaled: bool
+    scores: Tensor, frozen: Tensor, kept: int, weight_bits: int, includes_gain: bool
 ) -> tuple[Tensor, Tensor]:
-    found = select(scores, frozen, kept, weight_bits=weight_bits, scaled=scaled)
+    found = select(scores, frozen, kept, weight_bits=weight_bits, includes_gain=includes_gain)
     return found.effective, found.gain
 
 
 @_select_op.register_fake
 def _(
-    scores: Tensor, frozen: Tensor, kept: int, weight_bits: int, scaled: bool
+    scores: Tensor, frozen: Tensor, kept: int, weight_bits: int, includes_gain: bool
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(frozen), frozen.new_empty(())
 
 
 def traceable_select(
-    scores: Tensor, frozen: Tensor, kept: int, weight_bits: int, scaled: bool
+    scores: Tensor, frozen: Tensor, kept: int, weight_bits: int, includes_gain: bool
 ) -> Selection:
     """`select` as one opaque operation, which `torch.compile` keeps in its graph."""
-    return Selection(*_select_op(scores.detach(), frozen.detach(), kept, weight_bits, scaled))
+    return Selection(
+        *_select_op(scores.detach(), frozen.detach(), kept, weight_bits, includes_gain)
+    )
 
 
 def _check_kept(scores: Tensor, kept: int) -> None:
@@ -240,17 +242,12 @@ def _scratch(count: int) -> Tensor:
 # -- gain and effective weight -------------------------------------------------------------------
 
 
-def gain(frozen: Tensor, mask: Tensor) -> Tensor:
-    r"""The scale that brings binarized survivors closest to the originals.
-
-    $\alpha = \lVert M \odot W \rVert_1 / \lVert M \rVert_1$ (paper, section 2.2). It has no
-    gradient.
-    """
-    return _gain_of_survivors(frozen, survivors(frozen, mask), int(mask.sum()))
-
-
 def _gain_of_survivors(frozen: Tensor, survivors: Tensor, kept: int) -> Tensor:
-    r"""The gain from $M \odot B$: since $B \odot W = |W|$, the mean of $M \odot B \odot W$."""
+    r"""The scale that brings binarized survivors closest to the originals, without a gradient.
+
+    $\alpha = \lVert M \odot W \rVert_1 / \lVert M \rVert_1$ (paper, section 2.2). Since
+    $B \odot W = |W|$, it is the mean of $M \odot B \odot W$.
+    """
     product = _product(survivors, frozen.detach())
     # In float64, the mean of equal values is exactly that value; loaded tickets rely on it.
     dtype = torch.float32 if product.device.type == "mps" else torch.float64
@@ -264,18 +261,18 @@ def _product(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _effective(
-    frozen: Tensor, survivors: Tensor, gain: Tensor, weight_bits: int, scaled: bool
+    frozen: Tensor, survivors: Tensor, gain: Tensor, weight_bits: int, includes_gain: bool
 ) -> Tensor:
     if weight_bits == 32:
         return survivors * frozen.detach().abs()
-    return survivors * gain if scaled else survivors
+    return survivors * gain if includes_gain else survivors
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, scores, frozen, effective, gain, score_grad, unscaled):
+    def forward(ctx, scores, frozen, effective, gain, score_grad, includes_gain):
         ctx.save_for_backward(scores, frozen, gain)
-        ctx.score_grad, ctx.unscaled = score_grad, unscaled
+        ctx.score_grad, ctx.includes_gain = score_grad, includes_gain
         return effective.detach()
 
     @staticmethod
@@ -286,11 +283,11 @@ class _StraightThrough(torch.autograd.Function):
         on_cpu = native.can_select(scores, frozen) and native.can_select(grad, frozen)
         if on_cpu and not torch.is_grad_enabled():
             size = float(gain)
-            factor = (1 / size if size else 0.0) if ctx.unscaled else 1.0
+            factor = 1.0 if ctx.includes_gain else 1 / size if size else 0.0
             factor = factor * size if alpha else factor
             return native.score_gradient(grad, frozen, scores, factor, alpha), *[None] * 5
         result = grad * sign(frozen) * gain if alpha else grad * frozen
-        if ctx.unscaled:
+        if not ctx.includes_gain:
             result = result * torch.where(gain > 0, 1 / gain, 0.0)
         return result * sign(scores), *[None] * 5
 
@@ -301,36 +298,24 @@ def straight_through_weight(
     effective: Tensor,
     gain: Tensor,
     score_grad: str,
-    unscaled: bool,
+    includes_gain: bool = True,
 ) -> Tensor:
-    """The effective weight, whose gradient goes to the scores (see `ticket_weight`).
+    r"""The effective weight, with a gradient that goes straight through the mask to the scores.
 
-    `unscaled` says that the effective weight comes without its gain.
+    Forward: `effective`. Backward: $\partial L/\partial S = \partial L/\partial W_{\mathrm{eff}}
+    \odot B \odot \mathrm{scale} \odot \mathrm{sgn}(S)$, where scale is $|W|$ for
+    `score_grad="biprop"` (the authors' released code) and $\alpha$ for `"alpha"` (the paper's
+    text). The formula printed in section 2.2.1 lacks $\mathrm{sgn}(S)$ although the ranking is by
+    $|S|$; it diverges.
+
+    Args:
+        scores: The scores $S$.
+        frozen: The frozen weights $W$.
+        effective: The effective weight, $\alpha\,M \odot B$ or $M \odot W$.
+        gain: The gain $\alpha$.
+        score_grad: The scale of the gradient.
+        includes_gain: Whether `effective` includes the gain. Otherwise it is $M \odot B$, and the
+            gain multiplies the layer's output; the gradient is with respect to
+            $W_{\mathrm{eff}} = \alpha\,M \odot B$ all the same.
     """
-    return _StraightThrough.apply(scores, frozen, effective, gain, score_grad, unscaled)
-
-
-def ticket_weight(
-    scores: Tensor,
-    frozen: Tensor,
-    mask: Tensor,
-    gain: Tensor,
-    *,
-    weight_bits: int = 1,
-    score_grad: str = "biprop",
-    scaled: bool = True,
-) -> Tensor:
-    r"""The effective weight: $\alpha\,M \odot B$ (1-bit) or $M \odot W$ (32-bit).
-
-    Backward goes straight through the mask to the scores, and nowhere else:
-    $\partial L/\partial S = \partial L/\partial W_{\mathrm{eff}} \odot B \odot \mathrm{scale}
-    \odot \mathrm{sgn}(S)$, where scale is $|W|$ for `score_grad="biprop"` (the authors' released
-    code) and $\alpha$ for `"alpha"` (the paper's text). The formula printed in section 2.2.1
-    lacks $\mathrm{sgn}(S)$ although the ranking is by $|S|$; it diverges.
-
-    With `scaled=False` a 1-bit weight is $M \odot B$, and the caller multiplies the layer's output
-    by the gain. The gradient is still with respect to $W_{\mathrm{eff}} = \alpha\,M \odot B$.
-    """
-    effective = _effective(frozen, survivors(frozen, mask), gain, weight_bits, scaled)
-    unscaled = weight_bits == 1 and not scaled
-    return straight_through_weight(scores, frozen, effective, gain, score_grad, unscaled)
+    return _StraightThrough.apply(scores, frozen, effective, gain, score_grad, includes_gain)

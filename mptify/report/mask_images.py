@@ -22,10 +22,7 @@ ALL_CELLS = 800_000  # of all pictures of a page together: half a byte each
 _SHADES = 16
 _BLUE, _ORANGE = (59, 116, 226), (222, 110, 38)
 # Pixels on the page that the picture of kernels is wide and high at most.
-_KERNELS, _KERNELS_HIGH = (
-    318,
-    420,
-)
+_KERNELS, _KERNELS_HIGH = (318, 420)
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,7 @@ from mptify.files import write_whole
 __all__ = ["Curve", "Point", "curves_of", "draw_figure", "draw_prune_times", "figure_of"]
 
 # Told apart by most eyes.
-_COLOURS = (
-    "#2166ac",
-    "#b2182b",
-    "#1b7837",
-    "#762a83",
-    "#b35806",
-    "#01665e",
-    "#c51b7d",
-    "#4d4d4d",
-)
+_COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#b35806", "#01665e", "#c51b7d", "#4d4d4d")
 _MARKS = "osD^vP*X"
 _LETTERS = 11  # of a title, per inch
 _MOST_TICKS, _CLOSEST = 8, 0.06  # the latter of the axis

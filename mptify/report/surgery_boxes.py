@@ -17,7 +17,7 @@ from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, TokenBatchNorm
 from mptify.nn.quantizers import Sign
 from mptify.surgery import layer_registry, ticket_layers
 from mptify.surgery.dataflow import node_kind
-from mptify.surgery.plan import plan_of
+from mptify.surgery.plans import plan_of
 from mptify.surgery.trace import join, share_copy, trace
 
 __all__ = ["Box", "Rectangle", "boxes_of", "short_count"]

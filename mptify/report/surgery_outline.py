@@ -14,7 +14,7 @@ from torch import nn
 
 from mptify.report.surgery_boxes import Box, Rectangle, boxes_of
 from mptify.surgery import Plan
-from mptify.surgery.plan import plan_of
+from mptify.surgery.plans import plan_of
 from mptify.surgery.trace import join
 
 __all__ = ["Block", "Outline", "outline"]

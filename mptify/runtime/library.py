@@ -1,8 +1,7 @@
 """The C++ library behind the packed runtime, called through ctypes.
 
-The library describes itself: the fields of each structure that it shares with Python, and its
-kernels by name. Python builds its structures from that description and refuses a library that
-lacks something. `library` is None if there was no compiler.
+The library describes itself: the structures that it shares with Python, and its kernels by name.
+Python builds its structures from that description. `library` is None if there was no compiler.
 """
 
 from __future__ import annotations
@@ -14,65 +13,41 @@ from typing import Any
 
 from mptify import __version__
 from mptify.errors import MptifyError
-from mptify.nn.build import library_of
+from mptify.nn.build import open_library
 
 __all__ = ["Library", "cpu_names", "library", "require_library", "word_bytes"]
 
-# The fields that Python fills; csrc/step.h explains them.
-_CONV_SHAPE = (
-    "channels height width in_bytes out_height out_width out_bytes kernel_h kernel_w stride_h "
-    "stride_w pad_h pad_w dilation_h dilation_w phases"
-)
-_CONV_ARGUMENTS = (
-    "shape index starts flipped init odd unions present masks phases weights kept base "
-    "pixel_classes workspace unit stride in_stride union_stride class_groups class_count sets bits "
-    "tile plane groups"
-)
-_STEP = (
-    "kernel filters input second_input output conv second_conv table thresholds falling gain bias "
-    "span length strides"
-)
-_FIELDS = {
-    "ConvShape": _CONV_SHAPE.split(),
-    "ConvArguments": _CONV_ARGUMENTS.split(),
-    "Step": _STEP.split(),
-}
+_SOURCE = Path(__file__).with_name("csrc") / "packed.cpp"
 
 
 class Library:
     """The C++ library.
 
     Attributes:
-        Step: The ctypes structure of one step of a program.
+        Step: The ctypes structure of one step of a program; csrc/step.h explains its fields.
         signature: A number that differs between libraries whose programs differ.
 
     Args:
-        path: The shared library.
+        code: The shared library.
 
     Raises:
-        OSError: There is none, or not for this machine.
-        MptifyError: It was built from other sources than this package.
+        MptifyError: ctypes lays out the structures in another way than the compiler did.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
-        self._code = code = ctypes.CDLL(str(path))
-        try:
-            for name in ("layout", "kernel_name", "cpu_name"):
-                getattr(code, f"mptify_packed_{name}").restype = ctypes.c_char_p
-            code.mptify_packed_run.restype = None
-            layout = code.mptify_packed_layout().decode()
-            names = _list(code.mptify_packed_kernels, code.mptify_packed_kernel_name)
-            self.cpus = _list(code.mptify_packed_cpus, code.mptify_packed_cpu_name)
-            self.word_bytes: int = code.mptify_packed_word_bytes()
-        except AttributeError:
-            raise self._unfit("it does not describe its structures") from None
+    def __init__(self, code: ctypes.CDLL):
+        self._code = code
+        for name in ("layout", "kernel_name", "cpu_name"):
+            getattr(code, f"mptify_packed_{name}").restype = ctypes.c_char_p
+        layout = code.mptify_packed_layout().decode()
+        names = _list(code.mptify_packed_kernels, code.mptify_packed_kernel_name)
+        self.cpus = _list(code.mptify_packed_cpus, code.mptify_packed_cpu_name)
+        self.word_bytes: int = code.mptify_packed_word_bytes()
         address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         run = code.mptify_packed_run
+        run.restype = None
         run.argtypes = [address, count, address, address, count, number, number]
         self._buffers: dict[type, list[str]] = {}  # the fields that number a buffer
-        self.structures = self._build_structures(layout)
-        self.Step = self.structures["Step"]
+        self.Step = self._build_structures(layout)["Step"]
         self._kernel_numbers = {name: number for number, name in enumerate(names)}
         described = f"{__version__}\n{layout}\n{names}".encode()
         self.signature = int.from_bytes(hashlib.sha256(described).digest()[:7], "little")
@@ -80,7 +55,7 @@ class Library:
     def kernel_number(self, name: str) -> int:
         """The number of a kernel in the library's table."""
         if name not in self._kernel_numbers:
-            raise self._unfit(f"it has no kernel {name!r}")
+            raise MptifyError(f"mptify's C++ library has no kernel {name!r}.")
         return self._kernel_numbers[name]
 
     def fill(self, structure: Any, values: dict[str, Any]) -> Any:
@@ -96,7 +71,8 @@ class Library:
                 setattr(structure, name, values[name])
         unknown = values.keys() - {name for name, _ in structure._fields_}
         if unknown:
-            raise self._unfit(f"its {type(structure).__name__} has no {sorted(unknown)[0]!r}")
+            kind = type(structure).__name__
+            raise MptifyError(f"mptify's C++ library has no {sorted(unknown)[0]!r} in its {kind}.")
         return structure
 
     def run(self, steps: Any, count: int, *arguments: Any) -> None:
@@ -116,26 +92,19 @@ class Library:
                 fields[name], sizes[name] = [], int(number)
             else:
                 fields[list(fields)[-1]].append((kind, name, int(number)))
-        for struct, expected in _FIELDS.items():
-            found = fields.get(struct, [])
-            differing = {name for _, name, _ in found} ^ set(expected)
-            if differing:
-                raise self._unfit(f"its {struct} differs in {', '.join(sorted(differing))}")
-            kinds = {"number": ctypes.c_int64, "buffer": ctypes.c_int64} | built
-            kinds["strides"] = ctypes.c_int64 * 3
-            members = [(name, kinds[kind]) for kind, name, _ in found]
+        kinds: dict[str, Any] = {"number": ctypes.c_int64, "buffer": ctypes.c_int64}
+        kinds["strides"] = ctypes.c_int64 * 3
+        for struct, found in fields.items():
+            members = [(name, (kinds | built)[kind]) for kind, name, _ in found]
             made = built[struct] = type(struct, (ctypes.Structure,), {"_fields_": members})
             offsets = [getattr(made, name).offset for name, _ in members]
             if offsets != [at for *_, at in found] or ctypes.sizeof(made) != sizes[struct]:
-                raise self._unfit(f"its {struct} lies in memory in another way")
+                raise MptifyError(
+                    f"The {struct} of mptify's C++ library lies in memory in another way than "
+                    "ctypes expects; install mptify again to build the library."
+                )
             self._buffers[made] = [name for kind, name, _ in found if kind == "buffer"]
         return built
-
-    def _unfit(self, why: str) -> MptifyError:
-        return MptifyError(
-            f"{self.path} was built from other sources than this mptify: {why}. Install mptify "
-            "again to build it."
-        )
 
 
 def _list(count: Any, name: Any) -> list[str]:
@@ -143,10 +112,8 @@ def _list(count: Any, name: Any) -> list[str]:
 
 
 def _load() -> Library | None:
-    try:
-        return Library(library_of(Path(__file__).with_name("csrc") / "packed.cpp"))
-    except OSError:
-        return None
+    code = open_library(_SOURCE)
+    return None if code is None else Library(code)
 
 
 library = _load()

@@ -17,7 +17,7 @@ from mptify.runtime.compiler import pack
 from mptify.runtime.library import library
 from mptify.runtime.packed_file import build_program, is_packed, open_packed, packed_bytes
 from mptify.surgery import ticket_layers
-from mptify.surgery.plan import plan_of
+from mptify.surgery.plans import plan_of
 from mptify.ticket.building import build, emptied
 from mptify.ticket.codec import Ticket, TicketLayer
 from mptify.ticket.state import fill_floats_, hold_, read, require_match, swap_

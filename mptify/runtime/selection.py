@@ -14,7 +14,7 @@ __all__ = ["select_kernel"]
 
 def select_kernel(pattern: Pattern) -> tuple[Kernel, MaxPool | None] | None:
     """The kernel for a pattern, and the one for its max-pool; None if no kernel can compute it."""
-    pattern = replace(pattern)  # whose cached weights go with it
+    pattern = replace(pattern)  # a copy: the weights that it caches are freed with it
     matching = [kernel for kernel in kernels.all().values() if kernel.matches(pattern)]
     if not matching or (pattern.pool is not None and pattern.thresholds is None):
         return None

@@ -16,8 +16,8 @@ from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.nn.quantizers import check_quantizer
 from mptify.surgery import attention  # registers its handler
 from mptify.surgery.layer_registry import CompositeHandler, Handler, register
-from mptify.surgery.plan import Plan
 from mptify.surgery.planner import make_plan
+from mptify.surgery.plans import Plan
 from mptify.surgery.rewrite import rewrite
 from mptify.surgery.trace import trace
 

@@ -13,7 +13,7 @@ from mptify.models.init_mode import InitMode
 from mptify.nn.layers import WeightState
 from mptify.nn.topk import kept_count
 from mptify.surgery import layer_registry
-from mptify.surgery.plan import plan_of
+from mptify.surgery.plans import plan_of
 
 __all__ = ["reset_classifier_"]
 
@@ -97,8 +97,8 @@ def _fresh_ticket(old: Any, config: Any, path: str, num_classes: int) -> nn.Modu
     assert handler is not None
     fresh: Any = handler.convert(dense, config, path)
     fresh.input_quantizer = old.input_quantizer
-    if old.threshold is not None:
-        threshold = fresh.threshold = old.threshold
-        threshold.layers[threshold.layers.index(old)] = fresh
-        threshold.set_prune_(config.prune)
+    if old.scope is not None:
+        scope = fresh.scope = old.scope
+        scope.layers[scope.layers.index(old)] = fresh
+        scope.set_prune_(config.prune)
     return fresh.to(old.scores.device).train(old.training)

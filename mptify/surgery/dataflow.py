@@ -324,13 +324,10 @@ def _after_add(inputs: list[ValueInfo]) -> ValueInfo:
 def _after_cat(node: fx.Node, inputs: list[ValueInfo]) -> ValueInfo:
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
     axes = {info.axis for info in inputs}
-    # No value occurs twice.
-    whole = (
-        len(inputs) == len(node.args[0])
-        if node.args and isinstance(node.args[0], (tuple, list))
-        else False
-    )
-    axis = axes.pop() if len(axes) == 1 and whole else None
+    # `inputs` holds a value once, also if it is concatenated with itself.
+    joined = node.args[0] if node.args else None
+    is_complete = isinstance(joined, (tuple, list)) and len(inputs) == len(joined)
+    axis = axes.pop() if len(axes) == 1 and is_complete else None
     channels = None
     if axis is not None and all(info.channels is not None for info in inputs) and dim == axis:
         channels = sum(info.channels or 0 for info in inputs)
@@ -386,8 +383,8 @@ def _after_getitem(node: fx.Node, first: ValueInfo, moved: ValueInfo) -> ValueIn
         and index[0] == slice(None)
         and isinstance(index[1], int)
     ):
-        # Takes one token of each sample.
-        return replace(first, pooled=True) if first.axis == -1 else replace(moved, pooled=True)
+        is_token = first.axis == -1  # one of each sample
+        return replace(first if is_token else moved, pooled=True)
     return moved
 
 

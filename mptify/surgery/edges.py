@@ -17,7 +17,7 @@ from mptify.nn.quantizers import Sign
 from mptify.surgery import layer_registry
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.hooks import copy_hooks_, is_hooked
-from mptify.surgery.plan import NormBefore, RegionEdits
+from mptify.surgery.plans import NormBefore, RegionEdits
 from mptify.surgery.trace import Region, join
 
 __all__ = ["edited_region", "make_norm"]

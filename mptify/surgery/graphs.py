@@ -19,18 +19,15 @@ from mptify.surgery.hooks import copy_hooks_
 
 __all__ = ["FEATURES", "HEAD", "TicketGraph", "answers_of", "expect_default"]
 
-# Methods of timm's models that are parts of `forward`.
-FEATURES, HEAD = (
-    "forward_features",
-    "forward_head",
-)
+FEATURES, HEAD = "forward_features", "forward_head"  # timm's methods that are parts of `forward`
 
 _EXTRACT = "torchvision's create_feature_extractor(model, nodes) returns any value of the graph"
 _HINTS = {
     FEATURES: _EXTRACT,
     HEAD: _EXTRACT,
     "forward_intermediates": _EXTRACT,
-    "set_grad_checkpointing": "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False) recomputes the whole network",
+    "set_grad_checkpointing": "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False) "
+    "recomputes the whole network",
     "reset_classifier": "give the network its number of classes before the transform",
 }
 

@@ -34,7 +34,7 @@ from mptify.nn.quantizing_weight import CONTRACTIONS, PRODUCTS, QuantizingWeight
 from mptify.surgery import ticket_layers
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.layer_registry import target_name
-from mptify.surgery.plan import plan_of
+from mptify.surgery.plans import plan_of
 from mptify.surgery.trainable import parameter_kinds
 
 __all__ = [

@@ -14,7 +14,7 @@ from torch import nn
 
 from mptify.nn.topk import mask_entropy
 from mptify.surgery import ticket_layers
-from mptify.surgery.plan import plan_of
+from mptify.surgery.plans import plan_of
 from mptify.surgery.trainable import parameter_kinds
 
 __all__ = ["LayerSummary", "Summary", "columns_for", "summary", "tables"]
@@ -85,9 +85,7 @@ def summary(model: nn.Module) -> Summary:
         layer = live[planned.name]
         gain = None if layer.is_meta else round(float(layer.gain), 6)
         kept = (
-            layer.mask.sum().item()
-            if layer.threshold is not None and not layer.is_meta
-            else layer.kept
+            layer.mask.sum().item() if layer.scope is not None and not layer.is_meta else layer.kept
         )
         layers.append(
             LayerSummary(
@@ -224,8 +222,8 @@ def _totals(summary: Summary) -> Table:
     table.add_row(
         "trainable", ", ".join(f"{count:,} {kind}" for kind, count in summary.trainable.items())
     )
-    size = f"{_megabytes(summary.float_bytes)} as float32; as a ticket about {_megabytes(summary.packed_bytes)}, or less"
-    table.add_row("size", size)
+    floats, ticket = _megabytes(summary.float_bytes), _megabytes(summary.packed_bytes)
+    table.add_row("size", f"{floats} as float32; as a ticket about {ticket}, or less")
     return table
 
 

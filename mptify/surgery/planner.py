@@ -30,7 +30,7 @@ from mptify.nn.topk import kept_count
 from mptify.surgery import layer_registry
 from mptify.surgery.dataflow import ValueInfo, analyze, argument, node_kind
 from mptify.surgery.hooks import is_hooked
-from mptify.surgery.plan import (
+from mptify.surgery.plans import (
     LayerInput,
     LeftLayer,
     NormBefore,
@@ -114,7 +114,8 @@ class _Planner:
         layers, left = self._account(reasons)
         if needs_layers and not layers:
             raise NothingToConvert(
-                f"Nothing is left to convert: {left[0].name} and {len(left) - 1} more stay dense ({left[0].reason})."
+                f"Nothing is left to convert: {left[0].name} and {len(left) - 1} more stay dense "
+                f"({left[0].reason})."
             )
         unasked = [one for one in left if not one.obstacle.reason.is_asked]
         if self.config.strict and unasked:

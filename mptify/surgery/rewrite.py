@@ -14,7 +14,7 @@ from mptify.surgery import layer_registry
 from mptify.surgery.classifier import reset_classifier_
 from mptify.surgery.edges import edited_region, make_norm
 from mptify.surgery.graphs import TicketGraph, answers_of
-from mptify.surgery.plan import NormBefore, Plan, PlannedLayer
+from mptify.surgery.plans import NormBefore, Plan, PlannedLayer
 from mptify.surgery.trace import Traced
 from mptify.surgery.trainable import let_train_, reset_norms_
 

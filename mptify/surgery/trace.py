@@ -39,12 +39,7 @@ _PRIMITIVES = (
     torch.jit.ScriptModule, isolated.ScriptStandIn,
 )  # fmt: skip
 # Random in train(), the identity in eval()
-_REGULARIZERS = (
-    "DropPath",
-    "StochasticDepth",
-    "DropBlock2d",
-    "PatchDropout",
-)
+_REGULARIZERS = ("DropPath", "StochasticDepth", "DropBlock2d", "PatchDropout")
 
 
 @dataclass
@@ -477,11 +472,7 @@ class RegionTracer(IsolatedTracer):
         nth = self.calls.get(label, 0)
         self.calls[label] = nth + 1
         node.meta["site"] = label if nth == 0 else f"{label}#{nth}"
-        # The same number in both modes.
-        place = (
-            label,
-            *_caller(),
-        )
+        place = (label, *_caller())  # the same in both modes
         again = self.calls.get(place, 0)
         self.calls[place] = again + 1
         node.meta["key"] = (*place, again)

@@ -7,7 +7,7 @@ from torch import nn
 
 from mptify.nn.layers import Ticketed
 from mptify.surgery import layer_registry
-from mptify.surgery.plan import Plan
+from mptify.surgery.plans import Plan
 
 __all__ = ["is_norm", "let_train_", "parameter_kinds", "reset_norms_"]
 

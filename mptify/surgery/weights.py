@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mptify.nn.quantizing_weight import CONTRACTIONS, PRODUCTS
 from mptify.surgery import layer_registry
 from mptify.surgery.dataflow import argument
-from mptify.surgery.plan import Obstacle, Reason
+from mptify.surgery.plans import Obstacle, Reason
 from mptify.surgery.trace import Region, Traced, join
 
 __all__ = ["FoundWeight", "OtherParameter", "other_parameters", "weights_of"]
@@ -190,7 +190,7 @@ class OtherParameter:
 
 
 def other_parameters(traced: Traced, found: Collection[FoundWeight]) -> Iterator[OtherParameter]:
-    """Parameters of two or more dimensions that are not weights: position embeddings, tokens, ..."""
+    """Parameters of two or more dimensions that are no weights: position embeddings, tokens, ..."""
     seen = {id(weight.tensor) for weight in found}
     for path, module in traced.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) or layer_registry.find(module) is not None:

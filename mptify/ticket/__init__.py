@@ -1,6 +1,7 @@
 """The ticket file: which weights survive, in about one bit per weight."""
 
-from mptify.ticket.codec import Architecture, Ticket, TicketLayer
+from mptify.models.registry import Architecture
+from mptify.ticket.codec import Ticket, TicketLayer
 from mptify.ticket.ensemble import Ensemble
 from mptify.ticket.state import read, save, swap_, ticket_of
 

@@ -11,9 +11,10 @@ from torch import nn
 from mptify.errors import MptifyError, TicketMismatch
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
+from mptify.models.registry import Architecture
 from mptify.nn import init
 from mptify.surgery import ticket_layers, transform
-from mptify.ticket.codec import Architecture, Ticket
+from mptify.ticket.codec import Ticket
 from mptify.ticket.state import floats_of
 
 __all__ = ["build", "emptied"]
@@ -36,11 +37,7 @@ def emptied(model: nn.Module, ticket: Ticket) -> nn.Module:
                     empty = torch.empty_like(parameter, device="cpu")
                     real[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 module._parameters[name] = real[id(parameter)]
-        # Of norms that surgery has inserted.
-        for (
-            name,
-            buffer,
-        ) in module._buffers.items():
+        for name, buffer in module._buffers.items():  # of norms that surgery has inserted
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.zeros_like(buffer, device="cpu")
     dtype = getattr(torch, ticket.dtype)

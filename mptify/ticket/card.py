@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from mptify.models import registry
-from mptify.ticket.summary import Summary
+from mptify.ticket.ticket_summary import Summary
 
 __all__ = ["hub_dataset", "model_card"]
 
@@ -56,11 +56,18 @@ def _header(summary: Summary, license: str | None, dataset: str | None) -> list[
         lines += ["datasets:", f"- {_yaml(data)}"]
     if task and data is not None and isinstance(accuracy, (int, float)):
         lines += [
-            "model-index:", f"- name: {_yaml(_title(summary))}", "  results:", "  - task:", f"      type: {task}",
+            "model-index:",
+            f"- name: {_yaml(_title(summary))}",
+            "  results:",
+            "  - task:",
+            f"      type: {task}",
             "    dataset:",
-            f"      name: {_yaml(data)}", f"      type: {_yaml(data)}", "    metrics:", "    - type: accuracy",
+            f"      name: {_yaml(data)}",
+            f"      type: {_yaml(data)}",
+            "    metrics:",
+            "    - type: accuracy",
             f"      value: {round(accuracy, 6)}",
-        ]  # fmt: skip
+        ]
     return [*lines, "---", ""]
 
 
@@ -81,7 +88,7 @@ def _page(summary: Summary, file: str) -> list[str]:
         "",
         f"A multi-prize ticket: of {summary.weights:,} {origin} weights, {summary.kept:,} survive "
         f"({100 * summary.kept / summary.weights:.1f} %); {_bits(config['bits'])}. "
-        f"The file takes {size:,} bytes, where the weights as float32 take {4 * summary.weights:,}.",
+        f"The file takes {size:,} bytes; the weights as float32 take {4 * summary.weights:,}.",
         "",
         "```python",
         "import mptify",
@@ -104,7 +111,8 @@ def _bits(bits: str) -> str:
 
 def _title(summary: Summary) -> str:
     name = (summary.architecture or "ticket").rpartition(":")[2]
-    return f"{name}, {summary.config['bits']} ticket, {100 * (1 - summary.kept / summary.weights):.0f} % pruned"
+    pruned = 100 * (1 - summary.kept / summary.weights)
+    return f"{name}, {summary.config['bits']} ticket, {pruned:.0f} % pruned"
 
 
 def _yaml(value: Any) -> str:

@@ -23,28 +23,15 @@ from mptify.models.registry import Architecture
 from mptify.nn import init
 from mptify.ticket import masks
 
-__all__ = [
-    "Architecture",
-    "Ticket",
-    "TicketLayer",
-    "as_json",
-    "coded_masks",
-    "from_bytes",
-    "to_bytes",
-]
+__all__ = ["Ticket", "TicketLayer", "as_json", "coded_masks", "from_bytes", "to_bytes"]
 
 KEY, VERSION = "mptify", 2
 MOST_HEADER = 1 << 24  # bytes of JSON, a hundred times what the largest network needs
-# Numbers in one filled tensor, and in all of them.
-MOST_CONSTANT, MOST_DESCRIBED = (
-    1 << 20,
-    1 << 24,
-)
-# In total: this many, plus this many for each byte of the file.
-MOST_WEIGHTS, WEIGHTS_PER_BYTE = (
-    1 << 26,
-    256,
-)
+# A file may describe tensors filled with one number: one has at most so many numbers, and all
+# together have at most so many.
+MOST_CONSTANT, MOST_DESCRIBED = 1 << 20, 1 << 24
+# A file may describe at most so many weights, plus so many for each of its bytes.
+MOST_WEIGHTS, WEIGHTS_PER_BYTE = 1 << 26, 256
 _MOST_ARGUMENT = {"num_classes": 1 << 17, "in_chans": 1 << 10, "input_size": 1 << 12}
 MOST_DIMENSIONS, MOST_SIZE, MOST_NAME = 8, 1 << 31, 512
 SECTIONS = {

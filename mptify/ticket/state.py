@@ -21,11 +21,12 @@ from mptify.config import TicketConfig
 from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch, shown
 from mptify.files import as_path, write_whole
 from mptify.models.recognition import structure_digest
+from mptify.models.registry import Architecture
 from mptify.nn.layers import Ticketed
 from mptify.surgery import ticket_layers
-from mptify.surgery.plan import plan_of
-from mptify.ticket.architecture import architecture_named, require_fit
-from mptify.ticket.codec import Architecture, Ticket, TicketLayer, as_json, from_bytes, to_bytes
+from mptify.surgery.plans import plan_of
+from mptify.ticket.codec import Ticket, TicketLayer, as_json, from_bytes, to_bytes
+from mptify.ticket.fit import architecture_named, require_fit
 
 __all__ = [
     "fill_floats_",
@@ -114,9 +115,8 @@ def _one_type(model: nn.Module) -> torch.dtype:
     found = {layer.compute_dtype: name for name, layer in _own_layers(model).items()}
     found = {tensor.dtype: name for name, tensor in floats_of(model)} | found
     if len(found) > 1:
-        raise BadConfig(
-            f"A ticket's network must compute in one dtype, and this one has {', '.join(f'{n}: {d}' for d, n in found.items())}."
-        )
+        mixed = ", ".join(f"{name}: {dtype}" for dtype, name in found.items())
+        raise BadConfig(f"A ticket's network must compute in one dtype, and this one has {mixed}.")
     return next(iter(found))
 
 
@@ -207,7 +207,7 @@ def _constants(model: nn.Module) -> str:
 def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
     """Put a ticket into a ticket model, in place.
 
-    The model takes over the ticket's settings. A threshold that its layers share is dropped.
+    The model takes over the ticket's settings. A scope that its layers share is dropped.
 
     Args:
         model: A ticket model of the same network.
@@ -257,11 +257,7 @@ def require_match(model: nn.Module, ticket: Ticket) -> None:
     layers, floats = _own_layers(model), dict(floats_of(model))
     config, theirs = plan_of(model).config, ticket.config
     # Two networks of different structure may have tensors of the same names.
-    for setting in (
-        "bits",
-        "residual",
-        "bn",
-    ):
+    for setting in ("bits", "residual", "bn"):
         one, other = getattr(theirs, setting), getattr(config, setting)
         if one != other:
             raise TicketMismatch(
@@ -377,9 +373,8 @@ def read_both(path: str | Path) -> tuple[Ticket, bytes]:
         return from_bytes(data), data
     except IsADirectoryError:
         best = Path(path) / "best.ticket"
-        raise MptifyError(
-            f"{path}: is a folder{f'; its ticket is {best}' if best.is_file() else ', not a ticket'}."
-        ) from None
+        hint = f"; its ticket is {best}" if best.is_file() else ", not a ticket"
+        raise MptifyError(f"{path}: is a folder{hint}.") from None
     except OSError as error:
         raise MptifyError(f"{path}: can't be read ({error.strerror}).") from None
     except DamagedTicket as error:

@@ -33,8 +33,7 @@ class Line(BaseModel):
         description="Settings of these runs: {method: dense, ticket.prune: 0.8}.",
     )
     axes: Annotated[tuple[str, ...] | None, BeforeValidator(as_tuple)] = Field(
-        None,
-        description="The axes of the grid along which these runs vary; all by default.",
+        None, description="The axes of the grid along which these runs vary; all by default."
     )
 
 

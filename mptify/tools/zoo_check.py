@@ -30,7 +30,7 @@ from mptify.surgery.invariants import (
     unnormalised_signs,
     wrongly_trainable,
 )
-from mptify.surgery.plan import plan_of
+from mptify.surgery.plans import plan_of
 
 __all__ = [
     "MODES",

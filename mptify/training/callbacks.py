@@ -80,11 +80,21 @@ class Callback:
     def on_search_begin(self, search: SearchState) -> None:
         """Called before the first step of a new or resumed search."""
 
+    def on_epoch_begin(self, search: SearchState) -> None:
+        """Called before the first step of an epoch, the place to change the scores once per epoch.
+
+        A search that is resumed within an epoch does not call it again.
+        """
+
     def on_step_end(self, search: SearchState, metrics: StepMetrics) -> None:
         """Called after each optimizer step."""
 
     def on_epoch_end(self, search: SearchState, row: dict[str, Any]) -> None:
-        """Called with the epoch's metrics, after its evaluation and before its checkpoint."""
+        """Called with the epoch's metrics, to which it may add.
+
+        The epoch has been evaluated and its tickets are written, so what it changes in the model
+        counts from the next epoch on.
+        """
 
     def on_warning(self, search: SearchState, text: str) -> None:
         """Called when something looks wrong: a layer is dead, or its mask never changes."""
@@ -112,6 +122,10 @@ class CallbackList:
     def search_begin(self) -> None:
         for callback in self.callbacks:
             callback.on_search_begin(self.search)
+
+    def epoch_begin(self) -> None:
+        for callback in self.callbacks:
+            callback.on_epoch_begin(self.search)
 
     def step_end(self, metrics: StepMetrics) -> None:
         for callback in self.callbacks:

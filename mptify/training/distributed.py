@@ -115,7 +115,8 @@ def accelerator_for(config: SearchConfig, out: Any) -> Any:
             f"precision={asked} there too."
         )
     _require_trackers(config.trackers)
-    AcceleratorState._reset_state()  # of an earlier search in this process, which may have had another precision
+    # An earlier search in this process may have had another precision.
+    AcceleratorState._reset_state()
     try:
         accelerator = Accelerator(
             cpu=_without_devices(),

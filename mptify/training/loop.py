@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from mptify.config import Recipe, SearchConfig, make_search_config
 from mptify.errors import BadConfig, BadData, Disagreement, MptifyError, shown
+from mptify.models.registry import Architecture
 from mptify.recipe_files import to_yaml
 from mptify.registry import methods
 from mptify.surgery import ticket_layers
-from mptify.surgery.plan import plan_of
-from mptify.ticket.codec import Architecture
+from mptify.surgery.plans import plan_of
 from mptify.ticket.state import ticket_of, write
 from mptify.training.callbacks import (
     Callback,
@@ -53,7 +53,7 @@ from mptify.training.methods import SearchMethod
 from mptify.training.optim import make_optimizer
 from mptify.training.run_folder import Run
 from mptify.training.schedule import learning_rate, prune_share
-from mptify.training.setup import matching_architecture, require_images_fit
+from mptify.training.setup import matching_architecture, require_images_fit, start_from_
 from mptify.training.signals import keep_freed_memory, stoppable
 
 __all__ = ["Result", "search", "steps_of"]
@@ -71,7 +71,7 @@ class Result:
         warnings: What looked wrong.
         folder: The folder of the run, if it has one.
         finished: Whether the search ran to its end.
-        asked: Whether Ctrl-C or SIGTERM arrived, possibly too late to stop the search.
+        stop_requested: Whether Ctrl-C or SIGTERM arrived, possibly too late to stop the search.
     """
 
     model: nn.Module
@@ -81,7 +81,7 @@ class Result:
     warnings: list[str] = field(default_factory=list)
     folder: Path | None = None
     finished: bool = True
-    asked: bool = False
+    stop_requested: bool = False
 
 
 def search(
@@ -215,6 +215,8 @@ class _Search:
             )
         self.method: SearchMethod = methods[config.method]()
         self.network = self.method.prepare(model, config).to(self.device)
+        if isinstance(config, Recipe) and config.start is not None:
+            start_from_(self.network, config.start)
         for images in (train, val):
             require_images_fit(self.network, images, self.device)
         if isinstance(architecture, str):
@@ -230,9 +232,9 @@ class _Search:
             else {}
         )
         self.state = SearchState(self.network, config, self.steps, is_main=self.main)
-        at_hand = self.device if self.device.type != "mps" else "cpu"  # mps has no float64
-        # Of this process: loss, correct answers, images.
-        self.sums = torch.zeros(3, dtype=torch.float64, device=at_hand)
+        # The loss, correct answers and images of this process. (mps has no float64.)
+        sums_device = "cpu" if self.device.type == "mps" else self.device
+        self.sums = torch.zeros(3, dtype=torch.float64, device=sums_device)
         self.warnings: list[str] = []
         self.run = self._open(out, resume)
         own: list[Callback] = [Curves(self.run.folder)] if self.run else []
@@ -267,7 +269,7 @@ class _Search:
         with stoppable(self.run is not None, self.callbacks.interrupt) as stop:
             while self.state.epoch < config.epochs:
                 if not self._one_epoch(stop):
-                    return self._result(finished=False, asked=True)
+                    return self._result(finished=False, stop_requested=True)
                 self._end_epoch()
         if self.run and self.main:
             last, method = self.state.rows[-1]["val_accuracy"], config.method
@@ -280,9 +282,9 @@ class _Search:
             }
             self.run.write_summary(summary)
         self.accelerator.wait_for_everyone()
-        return self._result(finished=True, asked=self._agreed(bool(stop), False)[0])
+        return self._result(finished=True, stop_requested=self._agreed(bool(stop), False)[0])
 
-    def _result(self, finished: bool, asked: bool) -> Result:
+    def _result(self, finished: bool, stop_requested: bool) -> Result:
         last = self.state.rows[-1]["val_accuracy"] if self.state.rows else float("nan")
         self._take_(self.averages)
         folder = self.run.folder if self.run else None
@@ -294,13 +296,15 @@ class _Search:
             self.warnings,
             folder,
             finished,
-            asked,
+            stop_requested,
         )
 
     def _one_epoch(self, stop: list[bool]) -> bool:
         """Run the remaining steps of the epoch; return False if the search is to stop."""
         config = self.config
         start, saved, shown, seen = time.perf_counter(), time.monotonic(), 0.0, 0
+        if self.state.step == 0:
+            self.callbacks.epoch_begin()
         batches = training_batches(
             self.train,
             config.batch,
@@ -322,7 +326,7 @@ class _Search:
                 total, right, count = self.sums.tolist()
                 loss, accuracy = self._finite(total / count), right / count
             self.callbacks.step_end(StepMetrics(seen, loss, accuracy))
-            asked, due = self._agreed(
+            stopping, due = self._agreed(
                 bool(stop),
                 not config.checkpoint_steps and now - saved > 60 * config.checkpoint_minutes,
             )
@@ -330,10 +334,10 @@ class _Search:
                 config.checkpoint_steps is not None
                 and self.state.step % config.checkpoint_steps == 0
             )
-            if asked or (due and self.state.step < self.steps):
+            if stopping or (due and self.state.step < self.steps):
                 self._save()
                 saved = now
-            if asked:
+            if stopping:
                 return False
         self.seconds = time.perf_counter() - start
         self.speed = seen / max(self.seconds, 1e-9)
@@ -359,8 +363,8 @@ class _Search:
         """
         if self.world > 1 and self.state.step % 8 and self.state.step < self.steps:
             return False, False
-        asked, due = self._sum_up(torch.tensor([int(stop), int(save and self.main)])).tolist()
-        return bool(asked), bool(due)
+        stopping, due = self._sum_up(torch.tensor([int(stop), int(save and self.main)])).tolist()
+        return bool(stopping), bool(due)
 
     def _one_step(self, pixels: Tensor, labels: Tensor) -> None:
         config = self.config
@@ -368,9 +372,9 @@ class _Search:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, at) * group["scale"]
         self._set_prune(at)
-        # For dropout and other random layers.
+        # Dropout and other random layers draw from torch's generator.
         torch.manual_seed(mixed(config.seed, self.state.epoch, self.state.step, self.rank))
-        images = images_in_step(len(self.train), self.steps, self.state.step)
+        image_count = images_in_step(len(self.train), self.steps, self.state.step)
         parts = list(
             zip(
                 pixels.tensor_split(config.accumulate),
@@ -378,15 +382,15 @@ class _Search:
                 strict=True,
             )
         )
-        for number, (some, theirs) in enumerate(parts):
-            last = number == len(parts) - 1
+        for index, (images, targets) in enumerate(parts):
+            last = index == len(parts) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.forward):
-                output = self.forward(some)
-                total = self.method.loss(output, theirs, config)
-                # DistributedDataParallel averages over processes, of which some have one image more.
-                self.accelerator.backward(total * (self.world / images))
-            right = (logits_of(output).detach().argmax(1) == theirs).sum()
-            self.sums += torch.stack([total.detach(), right, right.new_tensor(len(theirs))]).to(
+                output = self.forward(images)
+                total = self.method.loss(output, targets, config)
+                # DistributedDataParallel averages over processes; some have one image more.
+                self.accelerator.backward(total * (self.world / image_count))
+            right = (logits_of(output).detach().argmax(1) == targets).sum()
+            self.sums += torch.stack([total.detach(), right, right.new_tensor(len(targets))]).to(
                 self.sums
             )
         if config.clip is not None:
@@ -456,10 +460,9 @@ class _Search:
         )
 
     def _evaluate(self) -> Evaluation:
-        return evaluate(
-            self.network, self.val, 4 * max(1, self.config.batch // (self.world * self.config.accumulate)), self.device,
-            rank=self.rank, world=self.world, sum_up=self._sum_up,
-        )  # fmt: skip
+        batch = 4 * max(1, self.config.batch // (self.world * self.config.accumulate))
+        share = {"rank": self.rank, "world": self.world, "sum_up": self._sum_up}
+        return evaluate(self.network, self.val, batch, self.device, **share)
 
     def _row(
         self, loss: float, accuracy: float, found: Evaluation, flipped: float
@@ -467,10 +470,16 @@ class _Search:
         kept = sum(layer.kept for layer in self.layers.values())
         weights = sum(layer.count for layer in self.layers.values())
         row: dict[str, Any] = {
-            "epoch": self.state.epoch + 1, "loss": loss, "accuracy": accuracy, "val_loss": found.loss, "val_accuracy": found.top1,
-            "val_top5": found.top5, "lr": learning_rate(self.config, self.state.epoch + 1), "seconds": round(self.seconds, 2),
+            "epoch": self.state.epoch + 1,
+            "loss": loss,
+            "accuracy": accuracy,
+            "val_loss": found.loss,
+            "val_accuracy": found.top1,
+            "val_top5": found.top5,
+            "lr": learning_rate(self.config, self.state.epoch + 1),
+            "seconds": round(self.seconds, 2),
             "images_per_second": round(self.speed, 1),
-        }  # fmt: skip
+        }
         if self.layers:
             row |= {"flipped": flipped, "pruned": 1 - kept / weights, "masks": self.masks.digest()}
         return row
@@ -572,11 +581,20 @@ class _Search:
             self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
         )
         state = {
-            "epoch": self.state.epoch, "step": self.state.step, "sums": sums, "still": self.masks.still,
-            "warnings": self.warnings, "optimizer": plain,
-            "scaler": scaler, "rows": self.state.rows, "network": self.identity, "steps": self.steps, "threads": torch.get_num_threads(),
-            "processes": self.world, "callbacks": self.callbacks.state_dict(),
-        }  # fmt: skip
+            "epoch": self.state.epoch,
+            "step": self.state.step,
+            "sums": sums,
+            "still": self.masks.still,
+            "warnings": self.warnings,
+            "optimizer": plain,
+            "scaler": scaler,
+            "rows": self.state.rows,
+            "network": self.identity,
+            "steps": self.steps,
+            "threads": torch.get_num_threads(),
+            "processes": self.world,
+            "callbacks": self.callbacks.state_dict(),
+        }
         self.run.write_checkpoint(tensors, state)
 
     def _restore_(self) -> None:

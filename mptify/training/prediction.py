@@ -22,10 +22,7 @@ from mptify.training.images import read_image
 __all__ = ["Prediction", "predict"]
 
 # ImageNet's, which most networks were made for.
-_MEAN, _DEVIATION = (
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)
+_MEAN, _DEVIATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)

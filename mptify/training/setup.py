@@ -12,9 +12,10 @@ from mptify.config import Recipe, SearchConfig
 from mptify.errors import BadConfig, BadData, MptifyError, TicketMismatch, first_line
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
+from mptify.models.registry import Architecture
 from mptify.registry import methods
-from mptify.surgery import ticket_layers, transform
-from mptify.ticket.codec import Architecture, Ticket
+from mptify.surgery import ticket_layers
+from mptify.ticket.codec import Ticket
 from mptify.ticket.state import read, require_match
 from mptify.training.data import Images, first_images, sizes
 from mptify.training.evaluation import evaluating, logits_of
@@ -26,6 +27,7 @@ __all__ = [
     "classes_of",
     "matching_architecture",
     "require_images_fit",
+    "start_from_",
 ]
 
 
@@ -84,30 +86,28 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def build_network(architecture: Architecture, recipe: Recipe) -> nn.Module:
-    """Build the network of a recipe, from its seed and maybe a ticket to `start` from."""
-    ticket = None if recipe.start is None else read(recipe.start)
+    """Build the dense network of a recipe, from its seed."""
     with InitMode(seed=recipe.ticket.seed):
         try:
-            network = registry.build(registry.resolve(str(architecture)), **architecture.arguments)
+            return registry.build(registry.resolve(str(architecture)), **architecture.arguments)
         except MptifyError:
             raise
         except Exception as error:  # any error of a builder about unusual sizes
             raise BadConfig(
                 f"{architecture} can't be built with {architecture.arguments}: {first_line(error)}."
             ) from error
-    if recipe.trains_weights:
-        return network
-    ticketed = transform(network, **dict(recipe.ticket))
-    if ticket is not None:
-        try:
-            begin_with_(ticketed, ticket)
-        except TicketMismatch as error:
-            given = ", ".join(f"{key}={value}" for key, value in architecture.arguments.items())
-            raise TicketMismatch(
-                f"{recipe.start} does not fit the network for these images, built with {given}: "
-                f"{error}"
-            ) from None
-    return ticketed
+
+
+def start_from_(model: nn.Module, path: str) -> None:
+    """Start a fresh ticket model from the ticket in a file.
+
+    Raises:
+        TicketMismatch: The ticket is not one of this network.
+    """
+    try:
+        begin_with_(model, read(path))
+    except TicketMismatch as error:
+        raise TicketMismatch(f"{path} does not fit the network for these images: {error}") from None
 
 
 def begin_with_(model: nn.Module, ticket: Ticket) -> None:
@@ -121,7 +121,7 @@ def begin_with_(model: nn.Module, ticket: Ticket) -> None:
         _require_same_weights(layer, ticket)
     together = (
         [layers]
-        if any(layer.threshold is not None for layer in layers)
+        if any(layer.scope is not None for layer in layers)
         else [[layer] for layer in layers]
     )
     with torch.no_grad():

@@ -109,10 +109,7 @@ def arrays(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Ima
     keys = ("x_train", "y_train", "x_test", "y_test")
     try:
         # Np.load does not close a file that it can't read.
-        with (
-            path.open("rb") as file,
-            np.load(file) as loaded,
-        ):
+        with path.open("rb") as file, np.load(file) as loaded:
             missing = [key for key in keys if key not in loaded]
             found = [] if missing else [loaded[key] for key in keys]
     except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
@@ -136,7 +133,8 @@ def cifar(config: DataConfig, place: str, splits: tuple[str, ...]) -> tuple[Imag
         found = [maker(folder, train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError):
         raise BadData(
-            f"{config.source}: {folder!r} holds no {kind}; torchvision.datasets.{maker.__name__}({folder!r}, download=True) fetches it."
+            f"{config.source}: {folder!r} holds no {kind}; torchvision.datasets.{maker.__name__}"
+            f"({folder!r}, download=True) fetches it."
         ) from None
     return _pair(
         [(split.data, np.asarray(split.targets)) for split in found],
@@ -151,12 +149,7 @@ def _pair(
     train, val = (checked_pixels(pixels, labels, what) for pixels, labels in splits)
     classes = max(train.classes, val.classes)
     for split in (train, val):  # both are normalized by the training images
-        split.classes, split.mean, split.std, split.names = (
-            classes,
-            train.mean,
-            train.std,
-            names,
-        )
+        split.classes, split.mean, split.std, split.names = (classes, train.mean, train.std, names)
     return train, val
 
 
@@ -350,8 +343,11 @@ def _from_sets(
     found: list[Any], classes: int, names: tuple[str, ...], config: DataConfig
 ) -> tuple[Images, Images]:
     shared: dict[str, Any] = {
-        "workers": min(config.workers, os.cpu_count() or 1), "names": names, "mean": _MEAN, "std": _STD,
-    }  # fmt: skip
+        "workers": min(config.workers, os.cpu_count() or 1),
+        "names": names,
+        "mean": _MEAN,
+        "std": _STD,
+    }
     train, val = (
         Images(labels=None, classes=classes, files=files, **shared)
         for files in (found[0], found[-1])

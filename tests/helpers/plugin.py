@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import mptify
 from mptify.export import Artifact, ExportTarget
-from mptify.nn.scopes import SharedThreshold
+from mptify.nn.scopes import SharedScope
 from mptify.registry import (
     data_sources,
     export_targets,
@@ -59,7 +59,7 @@ class ToyState(ExportTarget):
 
 
 @scopes.register("toy_first")
-class ToyFirst(SharedThreshold):
+class ToyFirst(SharedScope):
     """Each layer keeps its floor, the first weights of it; and the earliest layers take what is left."""
 
     def select(self, scores, kept):
@@ -173,9 +173,7 @@ def convert_toy_pair_(module, tickets, quantizers):
 @mptify.register(ToyPair)
 def describe_toy_pair(layer):
     return mptify.CompositeHandler(
-        weights={"left": ("x",), "right": ("y",)},
-        outputs=layer.width,
-        convert_=convert_toy_pair_,
+        weights={"left": ("x",), "right": ("y",)}, outputs=layer.width, convert_=convert_toy_pair_
     )
 
 

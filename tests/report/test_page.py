@@ -25,7 +25,7 @@ from mptify.report.page import render_page
 from mptify.report.templating import render
 from mptify.ticket.codec import TicketLayer
 from mptify.ticket.state import read_both, write
-from mptify.ticket.summary import summarize
+from mptify.ticket.ticket_summary import summarize
 from mptify.training.evaluation import Evaluation
 
 pytestmark = pytest.mark.filterwarnings(

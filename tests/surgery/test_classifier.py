@@ -6,7 +6,7 @@ import torch
 
 import mptify
 from mptify.errors import BadConfig, NotKept
-from mptify.surgery.plan import plan_of
+from mptify.surgery.plans import plan_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"

@@ -55,10 +55,7 @@ def test_only_pixels_and_pooled_features_stay_real_in_resnet18(resnet18):
     plan = mptify.plan(resnet18, bits="1/1", prune=0.75)
     assert {
         layer.name: layer.input.value for layer in plan.layers if layer.input.value != "±1"
-    } == {
-        "conv1": "pixels",
-        "fc": "pooled features",
-    }
+    } == {"conv1": "pixels", "fc": "pooled features"}
     assert sum(layer.count for layer in plan.layers) == plan.total == 11_678_912
 
 

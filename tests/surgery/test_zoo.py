@@ -19,7 +19,7 @@ from mptify.surgery.invariants import (
     unnormalised_signs,
     wrongly_trainable,
 )
-from mptify.surgery.plan import Reason
+from mptify.surgery.plans import Reason
 from mptify.surgery.trace import trace
 from tests.representatives import ENTRIES, build
 

@@ -15,7 +15,7 @@ from mptify.cli import app
 from mptify.errors import MptifyError
 from mptify.ticket.card import model_card
 from mptify.ticket.state import read_both
-from mptify.ticket.summary import summarize
+from mptify.ticket.ticket_summary import summarize
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"

@@ -9,9 +9,10 @@ import pytest
 
 from mptify.config import make_config
 from mptify.errors import BadConfig, DamagedTicket
+from mptify.models.registry import Architecture
 from mptify.nn import init
 from mptify.ticket import codec
-from mptify.ticket.codec import Architecture, Ticket, TicketLayer, coded_masks, from_bytes, to_bytes
+from mptify.ticket.codec import Ticket, TicketLayer, coded_masks, from_bytes, to_bytes
 from tests.ticket import reader
 
 

@@ -17,9 +17,9 @@ def ticketed(name, bits="1/1", **arguments):
 
 def require_fit(model, name, **arguments):
     """As `save` does, for networks that are large to write."""
-    from mptify.ticket import architecture
+    from mptify.ticket import fit
 
-    architecture.require_fit(model, architecture.architecture_named(name, arguments))
+    fit.require_fit(model, fit.architecture_named(name, arguments))
 
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])

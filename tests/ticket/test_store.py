@@ -17,11 +17,11 @@ from torch import nn
 import mptify
 from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch
 from mptify.models import registry
+from mptify.models.registry import Architecture
 from mptify.nn import init
 from mptify.runtime.library import library
 from mptify.ticket import state
-from mptify.ticket.architecture import require_fit
-from mptify.ticket.codec import Architecture
+from mptify.ticket.fit import require_fit
 from tests.nets import Attention, OneReluManyTimes, Plain, TiedWeights, images
 
 

@@ -26,7 +26,7 @@ from mptify.errors import MptifyError
 from mptify.models import conv2
 from mptify.recipe_files import find_recipe
 from mptify.ticket.state import read_both
-from mptify.ticket.summary import summarize
+from mptify.ticket.ticket_summary import summarize
 from mptify.training import sources
 from mptify.training.evaluation import Evaluation
 from tests.helpers.cli import run, works

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "source.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && defined(__linux__) && !defined(MPTIFY_ONE_CPU)
 #define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -18,9 +19,6 @@
 #define FOR_EACH_CPU
 #endif
 
-#ifndef MPTIFY_SOURCE
-#define MPTIFY_SOURCE ""
-#endif
 
 namespace {
 
@@ -198,9 +196,6 @@ FOR_EACH_CPU void sign_gradient(
 }  // namespace
 
 extern "C" {
-
-// The digest of the sources that this library was built from (see nn/build.py).
-const char* mptify_source() { return MPTIFY_SOURCE; }
 
 // Write the effective weight of the `kept` largest |scores| into `out`; ties go to the lower index.
 // The search for the threshold starts within `reach` of `guess`, both as bits. Return the

@@ -18,6 +18,7 @@
 #include <immintrin.h>
 #endif
 
+#include "../../nn/csrc/source.h"
 #include "bits.h"
 #include "step.h"
 #include "thread_pool.h"

@@ -1,4 +1,4 @@
-"""Two binary layers whose outputs are added before a sign, as in a ResNet's first blocks."""
+"""Two binary layers whose outputs are added before a sign, as where a ResNet's stages begin."""
 
 from __future__ import annotations
 

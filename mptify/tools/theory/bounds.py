@@ -5,7 +5,7 @@ Each statement applies the one before it, with a share of its $\varepsilon$ and 
 | statement | approximates | applies | with $\varepsilon' =$ | and $\delta' =$ |
 | --- | --- | --- | --- | --- |
 | lemma 1 | $\alpha x_i$ | | | |
-| lemma 2 | $\langle w, x \rangle$, $s$ weights | lemma 1, $s$ times | $\varepsilon / s$ | $\delta / s$ |
+| lemma 2 | $\langle w, x \rangle$, $s$ weights | lemma 1, $s$ × | $\varepsilon/s$ | $\delta/s$ |
 | lemma 3 | $\sigma(W x)$, $n$ rows | lemma 2, $n$ times | $\varepsilon / \sqrt n$ | $\delta / n$ |
 | theorem | $\ell$ layers | lemma 3, $\ell$ times | $\varepsilon / 2\ell$ | $\delta / \ell$ |
 

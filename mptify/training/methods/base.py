@@ -21,7 +21,7 @@ class SearchMethod(Callback):
     """What a search trains, and what it does besides.
 
     A subclass is registered by the name that `method` takes. It is a [`Callback`][mptify.Callback]:
-    override `on_step_end` or `on_epoch_end` to change the network between steps (redraw weights,
+    override `on_step_end` or `on_epoch_begin` to change the network between steps (redraw weights,
     anneal), and `state_dict` if that needs state which must survive an interruption.
 
     Attributes:

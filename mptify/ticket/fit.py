@@ -11,10 +11,10 @@ from torch import nn
 from mptify.errors import BadConfig, MptifyError, TicketMismatch, first_line, shown
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
+from mptify.models.registry import Architecture
 from mptify.nn.layers import Ticketed
 from mptify.surgery.graphs import TicketGraph
-from mptify.surgery.plan import plan_of
-from mptify.ticket.codec import Architecture
+from mptify.surgery.plans import plan_of
 
 __all__ = ["architecture_named", "require_fit"]
 
