@@ -45,7 +45,7 @@ def as_tuple(value: Any) -> Any:
 
 
 Patterns = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
-Kind = Literal["scores", "norm", "bias", "other", "dense"]
+Kind = Literal["scores", "norm", "bias", "clip", "other", "dense"]
 
 
 def _known_scope(name: str) -> str:
@@ -69,13 +69,23 @@ def _known_method(name: str) -> str:
     return name
 
 
+def bits_of(bits: Any) -> tuple[int, int]:
+    """Bits per weight and per activation of `"1/4"`; zeros for anything else."""
+    weight, _, activation = str(bits).partition("/")
+    known = weight.isdigit() and activation.isdigit()
+    return (int(weight), int(activation)) if known else (0, 0)
+
+
 class TicketConfig(BaseModel):
     """The settings of a ticket. `mptify.transform` takes them as keywords."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    bits: Literal["1/32", "1/1", "32/32", "32/1"] = Field(
-        "1/32", description="Bits per weight / bits per activation. 32-bit weights are edge-popup."
+    bits: Literal["1/32", "1/8", "1/4", "1/2", "1/1", "32/32", "32/8", "32/4", "32/2", "32/1"] = (
+        Field(
+            "1/32",
+            description="Bits per weight / bits per activation. 32-bit weights are edge-popup.",
+        )
     )
     prune: Fraction = Field(
         0.8, description="The fraction of weights removed (the paper's P), at least 0 and below 1."
@@ -118,17 +128,21 @@ class TicketConfig(BaseModel):
     )
     bn: Literal["keep", "insert"] = Field(
         "keep",
-        description="With 32-bit activations: insert adds a BatchNorm before each activation that "
-        "lacks one.",
+        description="With 8- and 32-bit activations: insert adds a BatchNorm before each "
+        "activation that lacks one.",
     )
     residual: Literal["binary", "real"] = Field(
         "binary",
-        description="With 1-bit activations: whether shortcuts carry ±1 (binary) or real values.",
+        description="With at most 4-bit activations: whether shortcuts carry quantized (binary) or "
+        "real values.",
     )
     quantizer: Annotated[str, AfterValidator(_known_quantizer)] = Field(
         "sign",
-        description="With 1-bit activations: sign, or a registered quantizer with another "
-        "estimator.",
+        description="With at most 4-bit activations: the registered quantizer. By default sign for "
+        "1 bit, uniform for 2 and 4.",
+    )
+    learn_clip: bool = Field(
+        False, description="With 2- and 4-bit activations: learn the range of each quantizer."
     )
     sign_width: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="Width t of the sign's estimator."
@@ -144,13 +158,27 @@ class TicketConfig(BaseModel):
     ] = Field((), description="Kinds of layers to leave dense.")
     strict: bool = Field(False, description="Raise if a conv or linear weight cannot be converted.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_bits(cls, given: Any) -> Any:
+        """Fill in the quantizer of these bits."""
+        if isinstance(given, dict) and given.get("quantizer") is None:
+            bits = given.get("bits", cls.model_fields["bits"].default)
+            given = given | {"quantizer": "uniform" if bits_of(bits)[1] in (2, 4) else "sign"}
+        return given
+
     @property
     def weight_bits(self) -> int:
-        return int(self.bits.split("/")[0])
+        return bits_of(self.bits)[0]
 
     @property
     def activation_bits(self) -> int:
-        return int(self.bits.split("/")[1])
+        return bits_of(self.bits)[1]
+
+    @property
+    def quantizes_activations(self) -> bool:
+        """Whether quantizers replace activations, so that the graph's edges change."""
+        return self.activation_bits <= 4
 
     def prune_of(self, layer: str) -> float:
         """The fraction removed from the layer of this name."""
@@ -247,7 +275,7 @@ class SearchConfig(BaseModel):
     )
     decays: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = Field(
         ("scores", "dense", "other"),
-        description="Kinds of parameters that decay: scores, norm, bias, other, dense.",
+        description="Kinds of parameters that decay: scores, norm, bias, clip, other, dense.",
     )
     schedule: Literal["cosine", "constant"] = Field(
         "cosine", description="Learning rate schedule after the warm-up."
@@ -305,9 +333,8 @@ class SearchConfig(BaseModel):
         if given.get("lr") is None:
             ticket = given.get("ticket")
             bits = ticket.get("bits") if isinstance(ticket, dict) else getattr(ticket, "bits", None)
-            activation_bits = 1 if str(bits).endswith("/1") else 32
             optimizer = given.get("optimizer", cls.model_fields["optimizer"].default)
-            given = given | {"lr": method.default_lr(optimizer, activation_bits)}
+            given = given | {"lr": method.default_lr(optimizer, bits_of(bits)[1])}
         return given
 
     @property
@@ -418,10 +445,15 @@ def checked(model: type[Settings], settings: Mapping[str, Any]) -> Settings:
 
 def check_config(config: TicketConfig) -> TicketConfig:
     """Check combinations of settings."""
-    if config.bn == "insert" and config.activation_bits == 1:
+    if config.bn == "insert" and config.quantizes_activations:
         raise BadConfig(
-            f"bn='insert' is for 32-bit activations; with bits={config.bits!r} every sign has its "
-            "BatchNorm: set bn='keep'."
+            f"bn='insert' is for 8- and 32-bit activations; with bits={config.bits!r} every "
+            "quantizer has its BatchNorm: set bn='keep'."
+        )
+    if config.learn_clip and config.activation_bits not in (2, 4):
+        raise BadConfig(
+            f"learn_clip=True is for 2- and 4-bit activations; with bits={config.bits!r} there is "
+            "no range to learn."
         )
     if config.prune_overrides and config.scope != "layer":
         raise BadConfig(

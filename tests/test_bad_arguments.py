@@ -74,7 +74,7 @@ CALLS = {
     "transform: a class": lambda: mptify.transform(nn.Linear),
     "transform: a state dict": lambda: mptify.transform(conv2().state_dict()),
     "plan: no setting of that name": lambda: mptify.plan(conv2(), sparsity=0.5),
-    "plan: bits that are none": lambda: mptify.plan(conv2(), bits="1/2"),
+    "plan: bits that are none": lambda: mptify.plan(conv2(), bits="1/3"),
     "plan: nothing to convert": lambda: mptify.plan(nn.ReLU()),
     "plan: an unknown name": lambda: mptify.plan("resnet81"),
     "plan: no model": lambda: mptify.plan(None),

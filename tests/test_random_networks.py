@@ -25,7 +25,7 @@ from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.invariants import (
     lost_layers,
     real_inputs,
-    unnormalised_signs,
+    unnormalised_quantizers,
     wrongly_trainable,
 )
 from mptify.surgery.plans import Reason
@@ -77,7 +77,7 @@ def test_layers_see_signs(seed):
     ticketed = mptify.transform(model, bits="1/1", prune=0.5)
     plan = ticketed.ticket_plan
     assert lost_layers(ticketed) == []
-    assert unnormalised_signs(ticketed) == []
+    assert unnormalised_quantizers(ticketed) == []
     assert wrongly_trainable(ticketed) == []
     assert all(
         left.obstacle.reason is Reason.UNTRACED_USE

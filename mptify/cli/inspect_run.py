@@ -18,7 +18,7 @@ from mptify.config import Recipe, TicketConfig
 from mptify.files import check_writable
 from mptify.ticket.mask_image import draw_masks
 from mptify.ticket.state import read_both
-from mptify.ticket.ticket_summary import Summary, summarize
+from mptify.ticket.ticket_summary import TicketSummary, summarize
 
 __all__ = ["layer_table", "run_inspect"]
 
@@ -57,7 +57,7 @@ def run_inspect(file: Path, *, as_json: bool, as_csv: bool, png: Path | None) ->
         typer.echo(f"image: {png}", err=True)
 
 
-def layer_table(summary: Summary, width: int) -> Table:
+def layer_table(summary: TicketSummary, width: int) -> Table:
     """The table of a ticket's layers, without the columns that don't fit into `width`."""
     columns = [
         Column("layer", lambda layer: Text(layer.name), left=True, wraps=True),
@@ -87,7 +87,7 @@ def _share_of_entropy(layer: Any) -> str:
     return f"{100 * layer.coded_bytes / layer.entropy_bytes:.1f} %"
 
 
-def _layers_csv(summary: Summary) -> str:
+def _layers_csv(summary: TicketSummary) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_CSV_COLUMNS)
@@ -97,7 +97,7 @@ def _layers_csv(summary: Summary) -> str:
     return out.getvalue()
 
 
-def _fields(summary: Summary) -> list[tuple[str, str]]:
+def _fields(summary: TicketSummary) -> list[tuple[str, str]]:
     """The names and values that are printed below the table."""
     arguments = "".join(f", {key}={value}" for key, value in summary.arguments.items())
     network = summary.architecture or "not named in the file; pass yours to mptify.load"

@@ -88,6 +88,14 @@ def build(source: Path) -> Path | None:
     return None
 
 
+def main() -> None:
+    """Build both libraries in place: `python -m mptify.nn.build`, after a change of C++ code."""
+    for source in SOURCES:
+        path = Path(__file__).parents[1] / source
+        if build(path) is None:
+            sys.exit(f"{path} can't be compiled.")
+
+
 def get_build_hook() -> Any:
     """The entry point of hatch; hatchling is installed only while a wheel is built."""
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -114,3 +122,7 @@ def get_build_hook() -> Any:
             build_data["tag"] = f"py3-none-{platform}"  # independent of the Python version
 
     return NativeBuildHook
+
+
+if __name__ == "__main__":
+    main()

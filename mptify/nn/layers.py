@@ -23,7 +23,7 @@ from mptify.config import TicketConfig
 from mptify.errors import BadConfig, CannotConvert, NotKept, NoTorchScript
 from mptify.nn import init, topk
 from mptify.nn.leaf import recorded_call
-from mptify.nn.quantizers import InputQuantizer
+from mptify.nn.quantizers import InputQuantizer, RunningQuantizer
 from mptify.nn.quantizing_weight import QuantizingWeight
 from mptify.nn.scopes import SharedScope
 
@@ -49,8 +49,9 @@ class Ticketed:
     the search trains. Mask and gain are recomputed only after the scores have changed. In state
     `FIXED`, `fixed_weight` and `fixed_gain` hold what a ticket file says, and nothing else.
 
-    With 1-bit activations `weight` is $M \odot B$, and the gain multiplies the layer's output.
-    The layer then accumulates ±1, so its sums are integers and equal on every device.
+    With activations of at most 8 bits `weight` is $M \odot B$, and the gain multiplies the layer's
+    output. The layer then accumulates whole numbers, times a step of few significant bits, so its
+    sums are exact and equal on every device.
     """
 
     state: WeightState
@@ -60,7 +61,7 @@ class Ticketed:
     score_grad: str
     init_std: float  # the standard deviation of the frozen weights, where they were drawn
     compute_dtype: torch.dtype
-    input_quantizer: InputQuantizer | None
+    input_quantizer: InputQuantizer | RunningQuantizer | None
     scope: SharedScope | None  # where layers share a budget of survivors
     weight_escapes: bool  # whether code other than `forward` multiplies inputs by `weight`
     channel_axis = 1
@@ -184,7 +185,7 @@ class Ticketed:
     @property
     def scales_output(self) -> bool:
         """Whether the gain multiplies the layer's output rather than its weight."""
-        return self.activation_bits == 1 and self.weight_bits == 1 and self._linear_in_weight
+        return self.activation_bits <= 8 and self.weight_bits == 1 and self._linear_in_weight
 
     @property
     def kept(self) -> int:
@@ -537,17 +538,30 @@ class Ticketed:
         alias.__dict__.update(self.__dict__, weight_escapes=False)
         return alias
 
-    def quantize_input(self, x: Tensor) -> Tensor:
-        """The input as the layer's operation takes it."""
-        return x if self.input_quantizer is None else self.input_quantizer(x)
+    def quantize_input(self, x: Tensor, quantizer: nn.Module | None = None) -> Tensor:
+        """The input as the layer's operation takes it: levels, if `scale` multiplies by the step.
+
+        Args:
+            x: The input.
+            quantizer: The quantizer to use instead of the layer's own.
+        """
+        quantizer = quantizer or self.input_quantizer
+        if isinstance(quantizer, RunningQuantizer) and self.scales_output:
+            return quantizer.levels(x)
+        return x if quantizer is None else quantizer(x)
 
     def finish(self, y: Tensor) -> Tensor:
-        """The layer's output from that of its operation: times the gain, plus the bias."""
+        """The layer's output from that of its operation: times the scale, plus the bias."""
         return self.add_bias(self.scale(y), self.output_bias)
 
-    def scale(self, y: Tensor) -> Tensor:
-        """Multiply by the gain, if it scales the output."""
-        return y * self.gain.to(y.dtype) if self.scales_output else y
+    def scale(self, y: Tensor, quantizer: nn.Module | None = None) -> Tensor:
+        """Multiply by the gain, and by the step of an 8-bit input, if they scale the output."""
+        if not self.scales_output:
+            return y
+        quantizer, scale = quantizer or self.input_quantizer, self.gain
+        if isinstance(quantizer, RunningQuantizer):
+            scale = scale * quantizer.step
+        return y * scale.to(y.dtype)
 
     def add_bias(self, y: Tensor, bias: Tensor | None) -> Tensor:
         """Add a bias along the layer's output channels."""
@@ -563,7 +577,7 @@ class Ticketed:
         x: Tensor,
         bias: Tensor | None,
         *args: Any,
-        quantize: bool = True,
+        quantizer: nn.Module | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Call `function(x, weight, bias, ...)` as the layer itself would.
@@ -573,15 +587,15 @@ class Ticketed:
             x: The input.
             bias: A bias that the function would add.
             *args: Further arguments of the function.
-            quantize: Whether the input still has to be quantized.
+            quantizer: A quantizer to use instead of the layer's own.
             **kwargs: Further arguments of the function.
         """
         function = getattr(F, function) if isinstance(function, str) else function
-        x = self.quantize_input(x) if quantize else x
+        x = self.quantize_input(x) if quantizer is None else self.quantize_input(x, quantizer)
         if not self.scales_output:
             return function(x, self.operand(), bias, *args, **kwargs)
         y = function(x, self.operand(), None, *args, **kwargs)
-        return self.add_bias(self.scale(y), bias)
+        return self.add_bias(self.scale(y, quantizer), bias)
 
 
 def _without_grad(tensor: Tensor) -> nn.Parameter:

@@ -13,7 +13,7 @@ from mptify.errors import BadConfig, MptifyError
 from mptify.recipe_files import find_recipe
 from mptify.ticket.codec import Ticket
 from mptify.ticket.state import read_both
-from mptify.ticket.ticket_summary import Summary, summarize
+from mptify.ticket.ticket_summary import TicketSummary, summarize
 from mptify.training.run_folder import Run
 
 __all__ = ["ReportData", "TicketFile", "TrainingCurve", "collect_report"]
@@ -46,7 +46,7 @@ class TicketFile:
 
     path: Path
     ticket: Ticket
-    summary: Summary
+    summary: TicketSummary
     sections: dict[str, int]
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 
 from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, TokenBatchNorm
-from mptify.nn.quantizers import Sign
+from mptify.nn.quantizers import InputQuantizer, Quantizer, Sign
 from mptify.surgery import layer_registry, ticket_layers
 from mptify.surgery.dataflow import node_kind
-from mptify.surgery.plans import plan_of
+from mptify.surgery.plans import LayerInput, plan_of
 from mptify.surgery.trace import join, share_copy, trace
 
 __all__ = ["Box", "Rectangle", "boxes_of", "short_count"]
@@ -118,16 +118,17 @@ class _Walk:
             weight = layer if handler is None else getattr(layer, handler.weight)
             detail = [f"{kind} {_shape(weight.shape)}", self.reasons.get(name, "dense")]
             return self.add(name, "dense", detail, sources)
-        if layer.input_quantizer is not None:
-            words = _norm_text(layer.input_quantizer[0])
-            sources = self.add(f"{name}_input_norm", "norm", [words], sources)
-            sources = self.add(f"{name}_input_sign", "edge", ["Sign"], sources)
+        if isinstance(layer.input_quantizer, InputQuantizer):
+            norm, quantizer = layer.input_quantizer
+            sources = self.add(f"{name}_input_norm", "norm", [_norm_text(norm)], sources)
+            words = _quantizer_text(quantizer)
+            sources = self.add(f"{name}_input_quantizer", "edge", [words], sources)
         planned = self.planned.get(name, self.planned[layer.ticket_name])
         detail = [
             f"{kind} {_shape(planned.shape)}",
             f"keeps {100 * layer.kept / layer.count:.3g}% of {short_count(layer.count)}",
         ]
-        if planned.input.is_exempt:
+        if planned.input.is_exempt or planned.input is LayerInput.ROUNDED:
             detail.append(f"reads {planned.input.value}")
         return self.add(name, "ticket", detail, sources)
 
@@ -166,8 +167,8 @@ class _Walk:
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
         called = str(node.target) if module is not None else node.meta.get("site", node.name)
         site = join(path, called)
-        if isinstance(module, Sign):
-            return self.sign(site, sources)
+        if isinstance(module, Quantizer):
+            return self.quantizer(site, module, sources)
         if isinstance(module, (ChannelBatchNorm, TokenBatchNorm, ScalarBatchNorm)):
             return self.add(site, "norm", [_norm_text(module)], sources)
         if module is not None and _holds_layers(module):
@@ -184,11 +185,12 @@ class _Walk:
             return self.add(site, "plain", [_SYMBOLS.get(name, name)], sources)
         return sources
 
-    def sign(self, path: str, sources: list[Box]) -> list[Box]:
-        if path.endswith("_input_sign"):
-            return self.add(path, "edge", ["Sign"], sources)
-        activation = re.sub(r"(_\d+)?_sign$", "", path.rpartition(".")[2])
-        words = "Sign" if activation.isdigit() else f"Sign for {activation}"
+    def quantizer(self, path: str, module: Quantizer, sources: list[Box]) -> list[Box]:
+        text = _quantizer_text(module)
+        if path.endswith(("_input_sign", "_input_quantizer")):
+            return self.add(path, "edge", [text], sources)
+        activation = re.sub(r"(_\d+)?_(sign|quantizer)$", "", path.rpartition(".")[2])
+        words = text if activation.isdigit() else f"{text} for {activation}"
         return self.add(path, "sign", [words], sources)
 
     def rest(self) -> None:
@@ -246,6 +248,10 @@ def _weight_owner(root: nn.Module, node: fx.Node) -> str | None:
         return f"{node.target}_ticket"
     handler = layer_registry.find(module)
     return owner if handler is not None and handler.weight == attribute else None
+
+
+def _quantizer_text(quantizer: Any) -> str:
+    return "Sign" if isinstance(quantizer, Sign) else f"{quantizer.bits} bits"
 
 
 def _norm_text(module: Any) -> str:

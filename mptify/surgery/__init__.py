@@ -103,8 +103,8 @@ def plan(model: nn.Module | str, **settings: Any) -> Plan:
 
 def _checked(settings: dict[str, Any]) -> TicketConfig:
     config = make_config(settings)
-    if config.activation_bits == 1:
-        check_quantizer(config.quantizer)
+    if config.quantizes_activations:
+        check_quantizer(config.quantizer, config.activation_bits, config.sign_width)
     return config
 
 

@@ -18,8 +18,8 @@ __all__ = ["TicketMultiheadAttention"]
 class TicketMultiheadAttention(nn.MultiheadAttention):
     """An attention that reads its projection weights from tickets.
 
-    With 32-bit activations it runs torch's own attention. With 1-bit activations it quantizes the
-    input of each projection first, including the input of the output projection. Queries, keys and
+    With 32-bit activations it runs torch's own attention. With fewer bits it quantizes the input
+    of each projection first, including the input of the output projection. Queries, keys and
     values that are not one tensor get a norm each, since their statistics may differ.
     """
 
@@ -117,19 +117,12 @@ class TicketMultiheadAttention(nn.MultiheadAttention):
                 for name, one, offset in zip("qkv", (query, key, value), biases, strict=True)
             ]
         ticket: Any = self.in_proj_weight_ticket
-        if self.key_quantizer is None:
-            if same:
-                return list(ticket.run(F.linear, query, bias).chunk(3, dim=-1))
-            prepared = [ticket.quantize_input(one) for one in (query, key, value)]
-        else:
-            prepared = [
-                ticket.quantize_input(query),
-                self.key_quantizer(key),
-                self.value_quantizer(value),
-            ]
+        if same and self.key_quantizer is None:
+            return list(ticket.run(F.linear, query, bias).chunk(3, dim=-1))
+        quantizers = (None, self.key_quantizer, self.value_quantizer)
         return [
-            ticket.run(F.linear, one, bias, quantize=False).chunk(3, dim=-1)[i]
-            for i, one in enumerate(prepared)
+            ticket.run(F.linear, one, bias, quantizer=quantizer).chunk(3, dim=-1)[i]
+            for i, (one, quantizer) in enumerate(zip((query, key, value), quantizers, strict=True))
         ]
 
     def _append(self, heads: Tensor, bias: Tensor | None) -> Tensor:

@@ -26,10 +26,10 @@ class ValueInfo:
     Attributes:
         channels: How many channels it has, if known.
         axis: The dimension of its channels, 1 or -1 as a rule; None if unknown.
-        normalised: Whether it comes from a BatchNorm, or is a sum of such values and of ±1. A sum
-            of ±1 alone is not: where |x| = 1, the gradient of the sign is 0, and a second sign
-            would block every gradient.
-        binary: Whether it holds ±1 only.
+        normalised: Whether it comes from a BatchNorm, or is a sum of such values and of quantized
+            ones. A sum of quantized values alone is not: where |x| = 1, the gradient of the sign
+            is 0, and a second sign would block every gradient.
+        quantized: Whether it holds the levels of a quantizer only, as ±1.
         pixels: Whether it is computed from the network's input without any layer.
         pooled: Whether it is pooled over all positions.
         summed: Whether it is the sum of two values, up to operations that change no value.
@@ -38,7 +38,7 @@ class ValueInfo:
     channels: int | None = None
     axis: int | None = None
     normalised: bool = False
-    binary: bool = False
+    quantized: bool = False
     pixels: bool = False
     pooled: bool = False
     summed: bool = False
@@ -150,7 +150,11 @@ def _probability(node: fx.Node) -> Any:
 
 
 def analyze(
-    graph: fx.Graph, root: nn.Module, pixels: bool, signs: bool, passing: Collection[fx.Node] = ()
+    graph: fx.Graph,
+    root: nn.Module,
+    pixels: bool,
+    quantized: bool,
+    passing: Collection[fx.Node] = (),
 ) -> dict[fx.Node, ValueInfo]:
     """What is known about the value of each node.
 
@@ -158,7 +162,7 @@ def analyze(
         graph: The traced graph.
         root: The module that the graph calls into.
         pixels: Whether the graph's required inputs are images.
-        signs: Whether activations become signs.
+        quantized: Whether quantizers replace activations.
         passing: Activations that return their input unchanged.
     """
     infos: dict[fx.Node, ValueInfo] = {}
@@ -179,11 +183,13 @@ def analyze(
             elif node.op == "call_function" and node.target in CONTRACTIONS:
                 infos[node] = _after_functional(node, root)
             else:
-                infos[node] = _rule(node, module, node_kind(node, module), inputs, signs)
+                infos[node] = _rule(node, module, node_kind(node, module), inputs, quantized)
     return infos
 
 
-def _rule(node: fx.Node, module: Any, kind: str, inputs: list[ValueInfo], signs: bool) -> ValueInfo:
+def _rule(
+    node: fx.Node, module: Any, kind: str, inputs: list[ValueInfo], quantized: bool
+) -> ValueInfo:
     first = inputs[0] if inputs else UNKNOWN
     if kind == "layer":
         handler = layer_registry.find(module)
@@ -194,9 +200,9 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[ValueInfo], signs:
         assert composite is not None
         return ValueInfo(composite.outputs, -1)
     if kind == "activation":
-        if not signs:
-            return replace(first, normalised=False, binary=False, summed=False, pixels=False)
-        return ValueInfo(first.channels, first.axis, binary=True, pooled=first.pooled)
+        if not quantized:
+            return replace(first, normalised=False, quantized=False, summed=False, pixels=False)
+        return ValueInfo(first.channels, first.axis, quantized=True, pooled=first.pooled)
     if kind == "batchnorm":
         return ValueInfo(
             getattr(module, "num_features", first.channels),
@@ -212,11 +218,11 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[ValueInfo], signs:
     if kind in ("maxpool", "upsample_nearest") or (kind in _POOLS and kind.startswith("max")):
         return replace(first, summed=False)
     if kind in ("avgpool", "upsample", "interpolate") or kind in _POOLS:
-        return replace(first, binary=False, summed=False)
+        return replace(first, quantized=False, summed=False)
     if kind in ("mean", "amax"):
         return _after_mean(node, first)
     if kind.startswith("adaptive_") and not _to_one_value(argument(node, 1, "output_size")):
-        return replace(first, binary=False, summed=False)
+        return replace(first, quantized=False, summed=False)
     if (
         kind == "globalpool"
         or kind in _GLOBAL_POOLS
@@ -224,7 +230,7 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[ValueInfo], signs:
         or "attentionpool" in kind
     ):
         axis = first.axis if kind == "globalpool" or kind.startswith("adaptive_") else -1
-        return replace(first, axis=axis, binary=False, pooled=True, summed=False)
+        return replace(first, axis=axis, quantized=False, pooled=True, summed=False)
     if kind in _ADDS:
         return _after_add(inputs)
     if kind in ("cat", "concat", "stack"):
@@ -240,7 +246,7 @@ def _rule(node: fx.Node, module: Any, kind: str, inputs: list[ValueInfo], signs:
             pooled=bool(inputs) and all(f.pooled for f in inputs),
         )
     if kind == "pad":
-        return replace(first, binary=False, normalised=first.normalised, summed=False)
+        return replace(first, quantized=False, normalised=first.normalised, summed=False)
     if (
         inputs
         and all(info.pixels for info in inputs)
@@ -292,7 +298,7 @@ def _after_mean(node: fx.Node, first: ValueInfo) -> ValueInfo:
         if isinstance(dim, (tuple, list))
         else {first.axis}
     )
-    pooled = replace(first, binary=False, pooled=True, summed=False)
+    pooled = replace(first, quantized=False, pooled=True, summed=False)
     if first.axis in dims:
         return replace(pooled, channels=None, axis=None)
     if keep:
@@ -313,7 +319,7 @@ def _after_add(inputs: list[ValueInfo]) -> ValueInfo:
     return ValueInfo(
         known.channels,
         known.axis,
-        normalised=all(info.normalised or info.binary for info in inputs)
+        normalised=all(info.normalised or info.quantized for info in inputs)
         and any(info.normalised for info in inputs),
         pixels=all(info.pixels for info in inputs),
         pooled=all(info.pooled for info in inputs),
@@ -335,7 +341,7 @@ def _after_cat(node: fx.Node, inputs: list[ValueInfo]) -> ValueInfo:
         channels,
         axis if channels is not None else None,
         normalised=bool(inputs) and all(info.normalised for info in inputs),
-        binary=bool(inputs) and all(info.binary for info in inputs),
+        quantized=bool(inputs) and all(info.quantized for info in inputs),
         pixels=bool(inputs) and all(info.pixels for info in inputs),
         pooled=bool(inputs) and all(info.pooled for info in inputs),
     )

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mptify.config import TicketConfig
 from mptify.nn.layers import Ticketed, TicketParameter
 from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, TokenBatchNorm
-from mptify.nn.quantizers import Sign
+from mptify.nn.quantizers import make_quantizer
 from mptify.surgery import layer_registry
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.hooks import copy_hooks_, is_hooked
@@ -22,16 +22,17 @@ from mptify.surgery.trace import Region, join
 
 __all__ = ["edited_region", "make_norm"]
 
-# A sign ignores the scale of its input, so epsilon changes no output. It bounds the factor by which
-# a channel of almost no variance (a depthwise filter without survivors, say) multiplies gradients:
-# 10 with this epsilon, 316 with torch's 1e-5. In EfficientNetV2-M, 75 % pruned, these factors
-# multiply to 1e38 at the first blocks with torch's epsilon, and to 1e2 with this one.
-EPS_BEFORE_SIGN = 1e-2
+# A sign ignores the scale of its input, so epsilon changes no output, and other quantizers hardly
+# notice it. It bounds the factor by which a channel of almost no variance (a depthwise filter
+# without survivors, say) multiplies gradients: 10 with this epsilon, 316 with torch's 1e-5. In
+# EfficientNetV2-M, 75 % pruned, these factors multiply to 1e38 at the first blocks with torch's
+# epsilon, and to 1e2 with this one.
+EPS_BEFORE_QUANTIZER = 1e-2
 
 
 def make_norm(norm: NormBefore, config: TicketConfig, like: torch.Tensor) -> nn.Module:
     """The norm that a plan asks for, with the dtype and device of the tensor `like`."""
-    eps = EPS_BEFORE_SIGN if config.activation_bits == 1 else 1e-5
+    eps = EPS_BEFORE_QUANTIZER if config.quantizes_activations else 1e-5
     options: Any = {
         "eps": eps,
         "affine": config.learn_bn,
@@ -95,6 +96,7 @@ class _GraphEditor:
     ):
         self.region, self.graph, self.edits, self.layers = region, graph, edits, layers
         self.root, self.config, self.like = region.module, config, like
+        self.suffix = "sign" if config.activation_bits == 1 else "quantizer"
         self.nodes = {node.name: node for node in graph.nodes}
         self.inserted = inserted  # by site and role, for both modes: the path of the module
 
@@ -111,10 +113,10 @@ class _GraphEditor:
             node = self.nodes[name]
             value = node.all_input_nodes[0]
             node.replace_input_with(value, self._normalised(value, inserted, node, _site(node)))
-        for name, norm in self.edits.signs.items():
-            self._sign_for_activation(self.nodes[name], norm)
+        for name, norm in self.edits.quantizers.items():
+            self._quantize_activation(self.nodes[name], norm)
         for name, norm in self.edits.edges.items():
-            self._sign_on_edge(
+            self._quantize_edge(
                 self.nodes[name], norm, [self.nodes[reader] for reader in self.edits.readers[name]]
             )
         for name, layer in self.edits.calls.items():
@@ -149,7 +151,7 @@ class _GraphEditor:
             node.replace_all_uses_with(value)
 
     def _make_out_of_place(self) -> None:
-        """Make in-place operations out of place: they would change what Sign has saved."""
+        """Make in-place operations out of place: they would change what a quantizer has saved."""
         swaps = {
             operator.iadd: operator.add,
             operator.imul: operator.mul,
@@ -177,18 +179,17 @@ class _GraphEditor:
         pool.replace_input_with(activation, conv)
         below.replace_input_with(conv, pool)
 
-    def _sign_for_activation(self, node: fx.Node, norm: NormBefore | None) -> None:
+    def _quantize_activation(self, node: fx.Node, norm: NormBefore | None) -> None:
         value = node.all_input_nodes[0]
+        module = make_quantizer(self.config, signed=False, like=self.like)
         with self.graph.inserting_before(node):
             if norm is not None:
                 value = self._normalised(value, norm, node, _site(node))
-            sign = self._call(
-                f"{_site(node)}_sign", (node.meta["key"], "sign"), self._sign(), value
-            )
+            key = (node.meta["key"], "quantizer")
+            quantized = self._call(f"{_site(node)}_{self.suffix}", key, module, value)
         if self._is_hooked(node):
-            first = sign if norm is None else value
-            self._hand_on_hooks(node, first, sign)
-        self._replace(node, sign)
+            self._hand_on_hooks(node, quantized if norm is None else value, quantized)
+        self._replace(node, quantized)
 
     def _hooked_identity(self, node: fx.Node) -> fx.Node:
         """Keep the hooks of an activation that disappears."""
@@ -211,17 +212,18 @@ class _GraphEditor:
         copy_hooks_(module, self.root.get_submodule(str(first.target)), before=True, behind=False)
         copy_hooks_(module, self.root.get_submodule(str(last.target)), before=False, behind=True)
 
-    def _sign_on_edge(
+    def _quantize_edge(
         self, value: fx.Node, norm: NormBefore | None, readers: list[fx.Node]
     ) -> None:
-        site = f"{_site(readers[0])}_input"
-        with self.graph.inserting_before(readers[0]):
-            signed = value if norm is None else self._normalised(value, norm, readers[0], site)
-            signed = self._call(
-                f"{site}_sign", (readers[0].meta["key"], "input", "sign"), self._sign(), signed
-            )
+        first = readers[0]
+        site = f"{_site(first)}_input"
+        module = make_quantizer(self.config, signed=True, like=self.like)
+        with self.graph.inserting_before(first):
+            quantized = value if norm is None else self._normalised(value, norm, first, site)
+            key = (first.meta["key"], "input", "quantizer")
+            quantized = self._call(f"{site}_{self.suffix}", key, module, quantized)
         for reader in readers:
-            _replace_first_input(reader, value, signed)
+            _replace_first_input(reader, value, quantized)
 
     def _normalised(self, value: fx.Node, norm: NormBefore, before: fx.Node, site: str) -> fx.Node:
         with self.graph.inserting_before(before):
@@ -231,9 +233,6 @@ class _GraphEditor:
                 make_norm(norm, self.config, self.like),
                 value,
             )
-
-    def _sign(self) -> Sign:
-        return Sign(self.config.sign_width, self.config.quantizer)
 
     def _call(self, path: str, key: Any, module: nn.Module, value: fx.Node) -> fx.Node:
         """Call an inserted module: that of the other mode at the same site, else `module`."""
@@ -312,13 +311,13 @@ def _site(node: fx.Node) -> str:
     return node.meta["site"]
 
 
-def _replace_first_input(reader: fx.Node, value: fx.Node, signed: fx.Node) -> None:
+def _replace_first_input(reader: fx.Node, value: fx.Node, quantized: fx.Node) -> None:
     """Replace the layer's input only: the value may enter the same call in another role too."""
     if reader.args and reader.args[0] is value:
-        reader.update_arg(0, signed)
+        reader.update_arg(0, quantized)
     else:
         key = next(key for key, one in reader.kwargs.items() if one is value)
-        reader.update_kwarg(key, signed)
+        reader.update_kwarg(key, quantized)
 
 
 def _split_fused_norms_(graphs: list[fx.Graph], root: nn.Module) -> None:

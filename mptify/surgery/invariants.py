@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from mptify.nn.layers import Ticketed
 from mptify.nn.norms import ChannelBatchNorm, ScalarBatchNorm, TokenBatchNorm
-from mptify.nn.quantizers import InputQuantizer, Sign
+from mptify.nn.quantizers import InputQuantizer, Quantizer, RunningQuantizer
 from mptify.nn.quantizing_weight import CONTRACTIONS, PRODUCTS, QuantizingWeight
 from mptify.surgery import ticket_layers
 from mptify.surgery.graphs import TicketGraph
@@ -41,7 +41,7 @@ __all__ = [
     "bad_gradients",
     "lost_layers",
     "real_inputs",
-    "unnormalised_signs",
+    "unnormalised_quantizers",
     "watch_inputs",
     "wrongly_trainable",
 ]
@@ -54,8 +54,8 @@ _TRANSPARENT_MODULES = (
 )  # fmt: skip
 
 
-def unnormalised_signs(model: nn.Module) -> list[str]:
-    """I2: the signs that are not fed by a batch-normalised value."""
+def unnormalised_quantizers(model: nn.Module) -> list[str]:
+    """I2: the quantizers of at most 4 bits that are not fed by a batch-normalised value."""
     bad = []
     in_graphs: set[int] = set()
     for path, part in model.named_modules():
@@ -63,19 +63,19 @@ def unnormalised_signs(model: nn.Module) -> list[str]:
             for graph in part._graphs.values():
                 for node in graph.nodes:
                     module = part.get_submodule(node.target) if node.op == "call_module" else None
-                    if isinstance(module, Sign):
+                    if isinstance(module, Quantizer):
                         in_graphs.add(id(module))
                         if not _normalised(node.all_input_nodes[0], part):
                             bad.append(f"{path}.{node.target}".lstrip("."))
         if isinstance(part, InputQuantizer):
-            norm, sign = part
-            in_graphs.add(id(sign))
+            norm, quantizer = part
+            in_graphs.add(id(quantizer))
             if not _is_batchnorm(norm):
                 bad.append(path)
     bad += [
         path
         for path, part in model.named_modules()
-        if isinstance(part, Sign) and id(part) not in in_graphs
+        if isinstance(part, Quantizer) and id(part) not in in_graphs
     ]
     return bad
 
@@ -86,7 +86,7 @@ def _is_batchnorm(module: Any) -> bool:
 
 
 def _normalised(node: fx.Node, root: nn.Module) -> bool:
-    """Whether `node` combines BatchNorms and signs only, with at least one BatchNorm."""
+    """Whether `node` combines BatchNorms and quantizers only, with at least one BatchNorm."""
     ends = _ends_above(node, root)
     return "other" not in ends and "batchnorm" in ends
 
@@ -96,8 +96,8 @@ def _ends_above(node: fx.Node, root: nn.Module) -> set[str]:
         module = root.get_submodule(str(node.target))
         if _is_batchnorm(module):
             return {"batchnorm"}
-        if isinstance(module, Sign):
-            return {"sign"}
+        if isinstance(module, Quantizer):
+            return {"quantizer"}
         stochastic = type(module).__name__ in ("DropPath", "StochasticDepth", "DropBlock2d")
         if (
             not isinstance(module, _TRANSPARENT_MODULES)
@@ -145,15 +145,13 @@ def _name(node: fx.Node) -> str:
 
 @contextmanager
 def watch_inputs(model: nn.Module, report: Callable[[Any, bool], None]) -> Iterator[None]:
-    """Call `report(layer, binary)` for each operation that runs with a ticket's weight.
+    """Call `report(layer, quantized)` for each operation that runs with a ticket's weight.
 
-    The operation itself is watched, so that none is missed. Zeros are accepted where the layer
-    quantized its input and padded it before the operation, as timm's Conv2dSame does. A weight that
-    enters another product first, as that of timm's CondConv2d does, is reported with the layer's
-    quantized input.
+    The operation itself is watched, so that none is missed. A weight that enters another product
+    first, as that of timm's CondConv2d does, is reported with the layer's quantized input.
     """
     operands: dict[int, tuple[Any, Tensor]] = {}
-    was_binary: dict[int, bool] = {}
+    was_quantized: dict[int, bool] = {}
     layers = [part for part in model.modules() if isinstance(part, Ticketed)]
 
     def operand(layer: Any) -> Tensor:
@@ -161,9 +159,9 @@ def watch_inputs(model: nn.Module, report: Callable[[Any, bool], None]) -> Itera
         operands[id(weight)] = (layer, weight)  # held, so that no other tensor can get this id
         return weight
 
-    def quantize_input(layer: Any, x: Tensor) -> Tensor:
-        x = type(layer).quantize_input(layer, x)
-        was_binary[id(layer)] = bool((x.detach().abs() == 1).all())
+    def quantize_input(layer: Any, x: Tensor, *quantizer: Any) -> Tensor:
+        x = type(layer).quantize_input(layer, x, *quantizer)
+        was_quantized[id(layer)] = _holds_levels(x.detach(), layer)
         return x
 
     class InputObserver(TorchFunctionMode):
@@ -179,15 +177,14 @@ def watch_inputs(model: nn.Module, report: Callable[[Any, bool], None]) -> Itera
                 if id(weight) in operands:
                     layer = operands[id(weight)][0]
                     value = (args[0] if args else kwargs["input"]).detach()
-                    binary = value.abs() == 1
-                    if was_binary.pop(id(layer), False):
-                        binary |= value == 0
-                    report(layer, bool(binary.all()))
+                    padded = was_quantized.pop(id(layer), False)
+                    axis = -1 if function is F.linear else 1
+                    report(layer, _holds_levels(value, layer, axis, padded))
             elif target_name(function).strip("_") in PRODUCTS:
                 for weight in args:
                     layer = operands[id(weight)][0] if id(weight) in operands else None
-                    if id(layer) in was_binary:
-                        report(layer, was_binary[id(layer)])
+                    if id(layer) in was_quantized:
+                        report(layer, was_quantized[id(layer)])
             elif function is F.multi_head_attention_forward:  # only for 32-bit activations
                 for layer, weight in list(operands.values()):
                     if any(weight is value for value in (*args, *kwargs.values())):
@@ -207,14 +204,39 @@ def watch_inputs(model: nn.Module, report: Callable[[Any, bool], None]) -> Itera
             vars(layer).pop("quantize_input", None)
 
 
+def _holds_levels(x: Tensor, layer: Any, axis: int | None = None, padded: bool = False) -> bool:
+    """Whether a value holds the levels of one quantizer, or of one per channel.
+
+    Args:
+        x: The value.
+        layer: The ticket layer that reads it.
+        axis: The dimension of its channels, if there is one.
+        padded: Whether ±1 may be padded with zeros, as by timm's Conv2dSame behind its quantizer.
+    """
+    bits = layer.activation_bits
+    if bits == 32:
+        return False
+    if bits == 1:
+        return bool(((x.abs() == 1) | ((x == 0) & padded)).all())
+    if isinstance(layer.input_quantizer, RunningQuantizer) and layer.scales_output:
+        return bool(((x == x.round()) & (x >= -127) & (x <= 255)).all())
+    if x.unique().numel() <= 2**bits:
+        return True
+    if axis is None:
+        return False
+    channels = x.movedim(axis, 0).flatten(1)  # several quantizers may have been concatenated
+    ordered = channels.sort(dim=1).values
+    return bool(((ordered.diff(dim=1) != 0).sum(1) < 2**bits).all())
+
+
 def real_inputs(model: nn.Module, run: Callable[[], Any]) -> tuple[set[str], set[str]]:
-    """I1: which ticket layers of `model` ran in `run()`, and which saw inputs other than ±1."""
+    """I1: which ticket layers ran in `run()`, and which saw other inputs than levels."""
     ran: set[str] = set()
     real: set[str] = set()
 
-    def look(layer: Any, binary: bool) -> None:
+    def look(layer: Any, quantized: bool) -> None:
         ran.add(layer.ticket_name)
-        if not binary:
+        if not quantized:
             real.add(layer.ticket_name)
 
     with watch_inputs(model, look):
@@ -236,6 +258,7 @@ def wrongly_trainable(model: nn.Module) -> list[str]:
         "frozen": False,
         "norm": config.learn_bn,
         "bias": config.bias == "learn",
+        "clip": True,
         "other": config.other == "learn",
         "dense": True,
     }

@@ -67,6 +67,7 @@ class Handler:
             bias=self.bias,
             linear_in_weight=self.linear_in_weight,
         )
+        ticket.channel_axis = self.axis
         for attribute in self.drop:
             for store in (ticket._parameters, ticket._buffers, ticket._modules, ticket.__dict__):
                 store.pop(attribute, None)

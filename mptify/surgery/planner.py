@@ -1,12 +1,14 @@
 """Make a plan from the regions of a network and a config.
 
-With 1-bit activations, the dataflow of each traced graph decides:
+With activations of at most 4 bits, the dataflow of each traced graph decides:
 
-1. Each activation becomes a Sign, with a BatchNorm before it unless its input is normalised.
-2. Each ticket layer whose input is still not ±1 gets BatchNorm → Sign on that edge. Layers that
-   read the same value share one.
+1. Each activation becomes a quantizer, with a BatchNorm before it unless its input is normalised.
+2. Each ticket layer whose input is not quantized yet gets BatchNorm → quantizer on that edge.
+   Layers that read the same value share one.
 3. A max-pool after an activation moves up to right after the conv.
 4. Pixels, and pooled features that enter the classifier, stay real.
+
+With 8-bit activations the graphs stay as they are, and each ticket layer rounds its input.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ class _Planner:
     def __init__(self, traced: Traced, config: TicketConfig):
         self.traced, self.config = traced, config
         self.model = traced.model
-        self.signs = config.activation_bits == 1
+        self.quantizes = config.quantizes_activations  # else the graph's edges stay
+        self.rounds = config.activation_bits == 8
         if any(isinstance(module, Ticketed) for module in self.model.modules()):
             raise CannotConvert(
                 "This is already a ticket model; convert the network that it was made from."
@@ -86,15 +89,17 @@ class _Planner:
             )
         self.others = list(other_parameters(traced, self.found.values()))
         self.obstacles = self._shared_elsewhere() | self._used_otherwise()
+        # Layers by name: what the passes over the graphs find out about them.
         self.inputs: dict[str, LayerInput] = {}
-        self.reached: set[str] = set()
-        self.quantizes_input: set[str] = set()
-        self.separate_inputs: dict[str, tuple[str, ...]] = {}
-        self.escapes: set[str] = set()
+        self.reached: set[str] = set()  # by `forward`
         self.pixel_readers: set[str] = set()
         self.last: list[str] = []
+        self.quantizes_input: set[str] = set()  # see PlannedLayer for these three
+        self.separate_inputs: dict[str, tuple[str, ...]] = {}
+        self.escapes: set[str] = set()
+        # Activations, and their parameters.
         self.kept_activations: list[str] = []
-        self.late_signs: set[str] = set()
+        self.late_quantizers: set[str] = set()
         self.dropped: dict[str, None] = {}
 
     def plan(self, needs_layers: bool) -> Plan:
@@ -107,7 +112,7 @@ class _Planner:
                 self._untraced_layer(region, reasons)
             else:
                 edits[region.path] = {
-                    mode: self._graph(region, graph, reasons)
+                    mode: self._plan_graph(region, graph, reasons)
                     for mode, graph in region.graphs.items()
                 }
         self._note_kept_activations()
@@ -133,7 +138,7 @@ class _Planner:
             edits,
             self.traced.untraced,
             self.kept_activations,
-            sorted(self.late_signs),
+            sorted(self.late_quantizers),
             tables=tuple(
                 (other.name, tuple(other.tensor.shape))
                 for other in self.others
@@ -165,7 +170,7 @@ class _Planner:
         """Find the layers that read pixels, and those that come last."""
         for region in self.traced.regions:
             for graph in region.graphs.values():
-                infos = analyze(graph, region.module, region.path == "", signs=False)
+                infos = analyze(graph, region.module, region.path == "", quantized=False)
                 reads = list(self._reads(region, graph))
                 ends = _downstream_free([read.node for read in reads])
                 for read in reads:
@@ -238,7 +243,9 @@ class _Planner:
     def _used_otherwise(self) -> dict[str, Obstacle]:
         """Layers whose weight or bias a graph uses as a ticket layer does not support."""
         odd: dict[str, Obstacle] = {}
-        gone = self.signs or self.config.bias == "drop"  # whether `layer.bias` will be None
+        gone = (
+            self.config.activation_bits <= 8 or self.config.bias == "drop"
+        )  # whether `layer.bias` will be None
         for region in self.traced.regions:
             nodes = [
                 node
@@ -258,7 +265,7 @@ class _Planner:
                         odd[layer] = Obstacle(Reason.BIAS_READ)
                     elif (
                         reader is not None
-                        and self.signs
+                        and self.config.activation_bits <= 8
                         and not known
                         and not _reads_metadata(user)
                         and user.op != "output"
@@ -318,16 +325,16 @@ class _Planner:
         ]
         for name in inside:
             self.reached.add(name)
-            if not self.signs or name in reasons:
+            if self.config.activation_bits == 32 or name in reasons:
                 continue
-            if name in self.pixel_readers:
+            if self.quantizes and name in self.pixel_readers:
                 self.inputs[name] = LayerInput.PIXELS
-            elif self._is_classifier(region.module):
+            elif self.quantizes and self._is_classifier(region.module):
                 self.inputs[name] = LayerInput.POOLED
             else:
                 self.quantizes_input.add(name)
                 self.escapes.add(name)  # code that can't be traced may read its weight
-                self.inputs[name] = LayerInput.NORM_SIGN
+                self.inputs[name] = LayerInput.ROUNDED if self.rounds else LayerInput.NORM_QUANTIZER
                 arguments = self.found[name].arguments
                 if len(arguments) > 1 and not self._reads_one_value(region.module, arguments):
                     self.separate_inputs[name] = arguments[1:]
@@ -359,7 +366,7 @@ class _Planner:
         )
 
     def _note_kept_activations(self) -> None:
-        if not self.signs and self.config.bn != "insert":
+        if not self.quantizes and self.config.bn != "insert":
             return
         regions = [region for region in self.traced.regions if region.graphs]
         handled = {
@@ -428,11 +435,16 @@ class _Planner:
         weight = self.found.get(owner)
         return owner if weight is not None and attribute == weight.attribute else None
 
-    def _graph(self, region: Region, graph: fx.Graph, reasons: dict[str, Obstacle]) -> RegionEdits:
+    def _plan_graph(
+        self, region: Region, graph: fx.Graph, reasons: dict[str, Obstacle]
+    ) -> RegionEdits:
+        """The edits of one graph; notes on the way what each layer reads."""
         edits = RegionEdits()
         reads = list(self._reads(region, graph))
         self.reached.update(read.layer for read in reads)
-        if not self.signs and self.config.bn == "keep":
+        if self.rounds:
+            self._round_reads(reads, reasons)
+        if not self.quantizes and self.config.bn == "keep":
             return edits
         kinds = {
             node: node_kind(
@@ -441,26 +453,26 @@ class _Planner:
             for node in graph.nodes
         }
         activations = [node for node in graph.nodes if kinds[node] == "activation"]
-        if not self.signs:
-            infos = analyze(graph, region.module, region.path == "", signs=False)
+        if not self.quantizes:
+            infos = analyze(graph, region.module, region.path == "", quantized=False)
             for node in activations:
                 if not infos[_input(node)].normalised:
                     edits.norms[node.name] = _norm_for(infos[_input(node)], node, kinds, region)
             self._move_pools(edits, graph, kinds, set(edits.norms), region)
             return edits
-        summed = analyze(graph, region.module, region.path == "", signs=True)
+        summed = analyze(graph, region.module, region.path == "", quantized=True)
         vanished = {
             node
             for node in activations
             if self.config.residual == "real" and summed[_input(node)].summed
         }
         edits.vanished = [node.name for node in graph.nodes if node in vanished]
-        infos = analyze(graph, region.module, region.path == "", signs=True, passing=vanished)
+        infos = analyze(graph, region.module, region.path == "", quantized=True, passing=vanished)
         for node in activations:
             self.dropped |= dict.fromkeys(_own_parameters(node, region))
             if node not in vanished:
                 value = infos[_input(node)]
-                edits.signs[node.name] = (
+                edits.quantizers[node.name] = (
                     None if value.normalised else _norm_for(value, node, kinds, region)
                 )
         if region.path == "" and self.traced.whole:
@@ -468,12 +480,12 @@ class _Planner:
                 [node for node in activations if node not in vanished],
                 {read.node for read in reads},
             )
-            self.late_signs.update(join(region.path, node.meta["site"]) for node in late)
-        self._move_pools(edits, graph, kinds, set(edits.signs), region)
-        self._binarize_reads(edits, region, reads, infos, reasons)
+            self.late_quantizers.update(join(region.path, node.meta["site"]) for node in late)
+        self._move_pools(edits, graph, kinds, set(edits.quantizers), region)
+        self._quantize_reads(edits, region, reads, infos, reasons)
         return edits
 
-    def _binarize_reads(
+    def _quantize_reads(
         self,
         edits: RegionEdits,
         region: Region,
@@ -488,7 +500,7 @@ class _Planner:
             if read.value is None:
                 self.escapes.add(read.layer)
                 self.quantizes_input.add(read.layer)
-                self.inputs[read.layer] = LayerInput.NORM_SIGN
+                self.inputs[read.layer] = LayerInput.NORM_QUANTIZER
                 continue
             if read.functional:
                 edits.calls[read.node.name] = read.layer
@@ -497,8 +509,8 @@ class _Planner:
                 continue
             if read.layer in self.pixel_readers:
                 self.inputs[read.layer] = LayerInput.PIXELS
-            elif info.binary:
-                self.inputs.setdefault(read.layer, LayerInput.BINARY)
+            elif info.quantized:
+                self.inputs.setdefault(read.layer, LayerInput.QUANTIZED)
             elif (
                 info.pooled
                 and read.node in ends
@@ -510,8 +522,17 @@ class _Planner:
                 edits.edges.setdefault(read.value.name, norm)
                 edits.readers.setdefault(read.value.name, []).append(read.node.name)
                 self.inputs[read.layer] = (
-                    LayerInput.SIGN if info.normalised else LayerInput.NORM_SIGN
+                    LayerInput.QUANTIZER if info.normalised else LayerInput.NORM_QUANTIZER
                 )
+
+    def _round_reads(self, reads: list[_Read], reasons: dict[str, Obstacle]) -> None:
+        """Let each layer round its input; code that multiplies by its weight goes through it."""
+        for read in reads:
+            if read.layer not in reasons:
+                self.inputs[read.layer] = LayerInput.ROUNDED
+                self.quantizes_input.add(read.layer)
+                if read.functional or read.value is None:
+                    self.escapes.add(read.layer)
 
     def _move_pools(
         self,

@@ -30,9 +30,10 @@ class LayerInput(Enum):
     PIXELS = "pixels"
     POOLED = "pooled features"
     REAL = "real values"
-    BINARY = "±1"
-    SIGN = "Sign"
-    NORM_SIGN = "BatchNorm → Sign"
+    QUANTIZED = "quantized"
+    QUANTIZER = "quantizer"
+    NORM_QUANTIZER = "BatchNorm → quantizer"
+    ROUNDED = "rounded to 8 bits"
 
     @property
     def is_exempt(self) -> bool:
@@ -51,7 +52,7 @@ class Reason(Enum):
     NOT_REACHED = "not reached by forward()"
     SHARED = "shared with {}, which is not a layer's"
     BIAS_READ = "its bias is read by other code than its own"
-    ODD_OPERATION = "its weight goes into {}(), where its input can't be made ±1"
+    ODD_OPERATION = "its weight goes into {}(), where its input can't be quantized"
     HOOKED = "a hook recomputes its weight"
     TORCHSCRIPT = "TorchScript code can't be rewritten"
     MULTIPLIED = "a parameter that {} multiplies, not a layer"
@@ -138,21 +139,21 @@ class NormBefore:
 class RegionEdits:
     """The changes to one graph of a region, by node name."""
 
-    # Activation -> the norm it needs.
-    signs: dict[str, NormBefore | None] = field(default_factory=dict)
+    # Activation -> the norm before the quantizer that replaces it.
+    quantizers: dict[str, NormBefore | None] = field(default_factory=dict)
     vanished: list[str] = field(default_factory=list)  # activations after a real-valued shortcut
     # With bn="insert": activation -> norm before it.
     norms: dict[str, NormBefore] = field(default_factory=dict)
-    # Value -> norm; its readers read the sign.
+    # Value -> norm before the quantizer that its readers read.
     edges: dict[str, NormBefore | None] = field(default_factory=dict)
-    # Value -> the layer calls that read its sign.
+    # Value -> the layer calls that read it quantized.
     readers: dict[str, list[str]] = field(default_factory=dict)
     pools: dict[str, str] = field(default_factory=dict)  # max-pool -> the conv it moves after
     # Functional call -> the layer that replaces it.
     calls: dict[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any((self.signs, self.vanished, self.norms, self.edges, self.pools, self.calls))
+        return any((self.quantizers, self.vanished, self.norms, self.edges, self.pools, self.calls))
 
 
 @dataclass
@@ -165,10 +166,10 @@ class Plan:
     edits: dict[str, dict[bool, RegionEdits]]  # region path -> training mode -> edits
     untraced: dict[str, str]
     kept_activations: list[str]
-    late_signs: list[str]
+    late_quantizers: list[str]
     # Parameters that do not multiply values: positions, tokens.
     tables: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    dropped: tuple[str, ...] = ()  # parameters of activations that signs replace
+    dropped: tuple[str, ...] = ()  # parameters of activations that quantizers replace
     architecture: Architecture | None = None  # the name that the network was built by, if known
     structure: str = ""  # the network's digest, where its name was recognized rather than given
     # Parameters that were frozen, and stay so unless a ticket covers them.
@@ -200,10 +201,11 @@ class Plan:
                 f"{len(self.kept_activations)} activations lie in code that can't be traced and "
                 "got no BatchNorm."
             )
-        if self.late_signs:
+        if self.late_quantizers:
+            made_of = "±1" if self.config.activation_bits == 1 else "quantized values"
             notes.append(
-                f"{self.late_signs[0]} comes after the last layer, so the network's outputs are "
-                "made of ±1."
+                f"{self.late_quantizers[0]} comes after the last layer, so the network's outputs "
+                f"are made of {made_of}."
             )
         tiny = [layer.name for layer in self.layers if layer.kept == 1 and layer.count > 1]
         if tiny:

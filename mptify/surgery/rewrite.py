@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mptify.nn.layers import Ticketed, TicketParameter
-from mptify.nn.quantizers import InputQuantizer, Sign
+from mptify.nn.quantizers import InputQuantizer, RunningQuantizer, make_quantizer
 from mptify.registry import scopes
 from mptify.surgery import layer_registry
 from mptify.surgery.classifier import reset_classifier_
@@ -45,7 +45,7 @@ def rewrite(traced: Traced, plan: Plan) -> nn.Module:
     _no_fast_paths_(model)
     for part in list(model.modules()):
         for child in part.children():
-            if isinstance(child, InputQuantizer):
+            if isinstance(child, (InputQuantizer, RunningQuantizer)):
                 child.train(part.training)
     if config.init != "keep":
         reset_norms_(model)
@@ -152,10 +152,12 @@ def _swap_layers_(model: nn.Module, plan: Plan) -> dict[str, Any]:
     return tickets
 
 
-def _input_quantizer(ticket: Any, planned: PlannedLayer, plan: Plan) -> InputQuantizer:
+def _input_quantizer(ticket: Any, planned: PlannedLayer, plan: Plan) -> nn.Module:
     like = torch.empty(0, dtype=ticket.compute_dtype, device=ticket.scores.device)
+    if plan.config.activation_bits == 8:
+        return RunningQuantizer(like)
     norm = make_norm(NormBefore(planned.in_channels, ticket.channel_axis), plan.config, like)
-    return InputQuantizer(norm, Sign(plan.config.sign_width, plan.config.quantizer))
+    return InputQuantizer(norm, make_quantizer(plan.config, signed=True, like=like))
 
 
 def _replace_everywhere_(model: nn.Module, swaps: dict[int, nn.Module]) -> None:

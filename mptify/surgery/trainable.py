@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from mptify.nn.layers import Ticketed
+from mptify.nn.quantizers import UniformQuantizer
 from mptify.surgery import layer_registry
 from mptify.surgery.plans import Plan
 
@@ -50,6 +51,7 @@ def let_train_(model: nn.Module, plan: Plan) -> None:
         "scores": True,
         "norm": config.learn_bn,
         "bias": config.bias == "learn",
+        "clip": True,
         "other": config.other == "learn",
         "dense": True,
     }
@@ -59,7 +61,7 @@ def let_train_(model: nn.Module, plan: Plan) -> None:
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, str]:
-    """The kind of each parameter: `scores`, `frozen`, `bias`, `norm`, `dense` or `other`."""
+    """The kind of each parameter: scores, frozen, bias, norm, clip, dense or other."""
     kinds = {}
     for prefix, module in model.named_modules():
         composite = layer_registry.find_composite(module)
@@ -71,6 +73,8 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
                     "frozen": "frozen",
                     "fixed_weight": "frozen",
                 }.get(name, "bias")
+            elif isinstance(module, UniformQuantizer):
+                kinds[full] = "clip"
             elif composite is not None and name in composite.biases:
                 kinds[full] = "bias"
             elif layer_registry.find(module) is not None:

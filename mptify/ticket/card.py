@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from mptify.models import registry
-from mptify.ticket.ticket_summary import Summary
+from mptify.ticket.ticket_summary import TicketSummary
 
 __all__ = ["hub_dataset", "model_card"]
 
 
 def model_card(
-    summary: Summary, file: str, license: str | None = None, dataset: str | None = None
+    summary: TicketSummary, file: str, license: str | None = None, dataset: str | None = None
 ) -> str:
     """The text of a README.md, with figures from the ticket only.
 
@@ -34,7 +34,7 @@ def hub_dataset(source: Any) -> str | None:
     return name.removeprefix("hfds/") if kind == "timm" and name.startswith("hfds/") else None
 
 
-def _header(summary: Summary, license: str | None, dataset: str | None) -> list[str]:
+def _header(summary: TicketSummary, license: str | None, dataset: str | None) -> list[str]:
     task = (
         "image-classification"
         if summary.architecture is None
@@ -71,7 +71,7 @@ def _header(summary: Summary, license: str | None, dataset: str | None) -> list[
     return [*lines, "---", ""]
 
 
-def _page(summary: Summary, file: str) -> list[str]:
+def _page(summary: TicketSummary, file: str) -> list[str]:
     config, size = summary.config, summary.file_bytes
     notes = [
         f"- {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
@@ -109,7 +109,7 @@ def _bits(bits: str) -> str:
     return f"{weight} bit{'s' * (weight != '1')} per weight, {activation} per activation"
 
 
-def _title(summary: Summary) -> str:
+def _title(summary: TicketSummary) -> str:
     name = (summary.architecture or "ticket").rpartition(":")[2]
     pruned = 100 * (1 - summary.kept / summary.weights)
     return f"{name}, {summary.config['bits']} ticket, {pruned:.0f} % pruned"

@@ -32,6 +32,9 @@ MOST_HEADER = 1 << 24  # bytes of JSON, a hundred times what the largest network
 MOST_CONSTANT, MOST_DESCRIBED = 1 << 20, 1 << 24
 # A file may describe at most so many weights, plus so many for each of its bytes.
 MOST_WEIGHTS, WEIGHTS_PER_BYTE = 1 << 26, 256
+# Settings that came after format 2. At their default they are not written, so that older files and
+# their digests stay what they are.
+_LATER_SETTINGS = ("learn_clip",)
 _MOST_ARGUMENT = {"num_classes": 1 << 17, "in_chans": 1 << 10, "input_size": 1 << 12}
 MOST_DIMENSIONS, MOST_SIZE, MOST_NAME = 8, 1 << 31, 512
 SECTIONS = {
@@ -293,7 +296,10 @@ def _description(ticket: Ticket) -> dict[str, Any]:
 def config_as_json(config: TicketConfig) -> dict[str, Any]:
     """The settings as the description holds them."""
     plain = json.loads(config.model_dump_json())
-    # Whose order matters.
+    for name in _LATER_SETTINGS:
+        if plain[name] == TicketConfig.model_fields[name].default:
+            del plain[name]
+    # Their order matters, which a JSON object does not keep.
     return plain | {"prune_overrides": [list(pair) for pair in plain["prune_overrides"].items()]}
 
 
@@ -379,12 +385,7 @@ def _parse(data: bytes) -> tuple[Ticket, dict[str, Any]]:
     )
     if any(sections.values()):
         raise DamagedTicket("The file holds more than it describes.")
-    written = _description(ticket)
-    # Settings that are newer than the file are missing there.
-    written["config"] = {
-        key: value for key, value in written["config"].items() if key in description["config"]
-    }
-    if as_json(_without_lengths(description)) != as_json(written):
+    if as_json(_without_lengths(description)) != as_json(_description(ticket)):
         raise DamagedTicket("The file's description is not in canonical form.")
     return ticket, description
 

@@ -23,8 +23,10 @@ from mptify.files import as_path, write_whole
 from mptify.models.recognition import structure_digest
 from mptify.models.registry import Architecture
 from mptify.nn.layers import Ticketed
+from mptify.nn.quantizers import Quantizer, Sign
 from mptify.surgery import ticket_layers
 from mptify.surgery.plans import plan_of
+from mptify.surgery.trainable import let_train_
 from mptify.ticket.codec import Ticket, TicketLayer, as_json, from_bytes, to_bytes
 from mptify.ticket.fit import architecture_named, require_fit
 
@@ -228,7 +230,20 @@ def swap_(model: nn.Module, ticket: Ticket | str | Path) -> nn.Module:
         hold_(layer, ticket)
     fill_floats_(model, ticket)
     plan_of(model).config = ticket.config
+    _apply_settings_(model, ticket.config)
     return model
+
+
+def _apply_settings_(model: nn.Module, config: TicketConfig) -> None:
+    """Set what layers and quantizers know of the settings."""
+    for module in model.modules():
+        if isinstance(module, Ticketed):
+            module.score_grad = config.score_grad
+        elif isinstance(module, Quantizer):
+            module.set_function_(config.quantizer)
+            if isinstance(module, Sign):
+                module.width = config.sign_width
+    let_train_(model, plan_of(model))
 
 
 def hold_(layer: Any, ticket: Ticket) -> None:

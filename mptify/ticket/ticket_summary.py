@@ -12,11 +12,11 @@ from mptify.nn.topk import mask_entropy
 from mptify.ticket import masks
 from mptify.ticket.codec import Ticket, TicketLayer, coded_masks
 
-__all__ = ["LayerOverlap", "LayerSummary", "Summary", "compare", "summarize"]
+__all__ = ["LayerOverlap", "MaskSummary", "TicketSummary", "compare", "summarize"]
 
 
 @dataclass(frozen=True)
-class LayerSummary:
+class MaskSummary:
     """One mask: its coded size and entropy, and how its density varies over filters."""
 
     name: str
@@ -40,7 +40,7 @@ class LayerSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
+class TicketSummary:
     """A ticket file: its origin, and what its bytes hold."""
 
     architecture: str | None
@@ -49,7 +49,7 @@ class Summary:
     notes: dict[str, Any]
     digest: str
     dtype: str
-    layers: tuple[LayerSummary, ...]
+    layers: tuple[MaskSummary, ...]
     weights: int
     kept: int
     floats: int
@@ -62,12 +62,12 @@ class Summary:
         return asdict(self)
 
 
-def summarize(ticket: Ticket, data: bytes) -> Summary:
+def summarize(ticket: Ticket, data: bytes) -> TicketSummary:
     """What `mptify inspect` shows of a ticket and its file."""
     coded = coded_masks(data)
     layers = tuple(_layer(layer, coded[name]) for name, layer in ticket.layers.items())
     built = ticket.architecture
-    return Summary(
+    return TicketSummary(
         architecture=None if built is None else str(built),
         arguments={} if built is None else built.arguments,
         config=ticket.config.model_dump(mode="json"),
@@ -85,9 +85,9 @@ def summarize(ticket: Ticket, data: bytes) -> Summary:
     )
 
 
-def _layer(layer: TicketLayer, blob: bytes) -> LayerSummary:
+def _layer(layer: TicketLayer, blob: bytes) -> MaskSummary:
     filters = layer.mask.reshape(layer.shape[0] if layer.shape else 1, -1).mean(1)
-    return LayerSummary(
+    return MaskSummary(
         name=layer.name,
         shape=layer.shape,
         kept=layer.kept,

@@ -27,7 +27,7 @@ from mptify.surgery.invariants import (
     bad_gradients,
     lost_layers,
     real_inputs,
-    unnormalised_signs,
+    unnormalised_quantizers,
     wrongly_trainable,
 )
 from mptify.surgery.plans import plan_of
@@ -91,7 +91,7 @@ def _check_structure(model: nn.Module, bits: str, prune: float) -> Row:
     plan = plan_of(ticketed)
     weights = _weights_in(model)
     checks = {
-        "I2": unnormalised_signs(ticketed),
+        "I2": unnormalised_quantizers(ticketed),
         "I4": wrongly_trainable(ticketed),
         "I5": lost_layers(ticketed)
         if plan.total >= weights
@@ -182,7 +182,7 @@ def _run(
     registry.training_loss(outputs.pop()).backward()
     bad = bad_gradients(ticketed)
     failed = {"I4": [f"{name}: {what}" for name, what in bad.items() if what != "zero"]}
-    if bits.endswith("/1"):
+    if not bits.endswith("/32"):
         with torch.no_grad():
             ticketed.eval()
             ran_in_eval, real_in_eval = real_inputs(ticketed, lambda: ticketed(*inputs))

@@ -13,7 +13,7 @@ from mptify.models.registry import training_loss
 from mptify.surgery.invariants import (
     bad_gradients,
     real_inputs,
-    unnormalised_signs,
+    unnormalised_quantizers,
     wrongly_trainable,
 )
 from tests.nets import (
@@ -57,7 +57,7 @@ def test_every_layer_but_the_exempt_sees_only_signs_and_all_scores_get_gradients
     if bits.endswith("/1"):
         exempt = {layer.name for layer in ticketed.ticket_plan.layers if layer.input.is_exempt}
         assert real <= exempt
-    assert unnormalised_signs(ticketed) == []
+    assert unnormalised_quantizers(ticketed) == []
     assert wrongly_trainable(ticketed) == []
     training_loss(outputs[0]).backward()
     assert bad_gradients(ticketed) == {}
@@ -388,7 +388,7 @@ def test_inserted_modules_take_names_of_their_own():
     targets = [node.target for node in ticketed.graph.nodes if node.op == "call_module"]
     assert len(targets) == len(set(targets))
     assert isinstance(ticketed.relu_norm, nn.GroupNorm)
-    assert unnormalised_signs(ticketed) == []
+    assert unnormalised_quantizers(ticketed) == []
 
 
 def test_hooks_go_on_being_called():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mptify
-from mptify.surgery.invariants import real_inputs, unnormalised_signs
+from mptify.surgery.invariants import real_inputs, unnormalised_quantizers
 from tests.nets import Plain, conv, images
 
 
@@ -290,7 +290,7 @@ def test_queries_keys_and_values_of_different_origin_have_norms_of_their_own():
         attend=nn.MultiheadAttention(8, 2, batch_first=True),
     )
     ticketed = mptify.transform(net, bits="1/1", prune=0.5)
-    assert unnormalised_signs(ticketed) == []
+    assert unnormalised_quantizers(ticketed) == []
     tokens = torch.randn(32, 10, 6, generator=torch.Generator().manual_seed(3))
     for _ in range(60):
         ticketed.train()(tokens)
@@ -423,7 +423,7 @@ def test_adding_in_place_after_a_sign_does_not_disturb_backward():
     net = Net(forward, a=conv(3, 8), norm=nn.BatchNorm2d(8), b=conv(8, 8), c=conv(8, 4))
     ticketed = mptify.transform(net, bits="1/1")
     ticketed(images()).sum().backward()
-    assert unnormalised_signs(ticketed) == []
+    assert unnormalised_quantizers(ticketed) == []
 
 
 def test_keyword_arguments_of_any_name_pass_through():

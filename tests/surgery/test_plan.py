@@ -9,6 +9,7 @@ from torch import nn
 
 import mptify
 from mptify.surgery.invariants import real_inputs
+from mptify.surgery.plans import LayerInput
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, build
 
@@ -32,12 +33,12 @@ def test_resnet18_has_a_sign_at_every_former_relu_fed_by_its_batchnorm(resnet18)
     (edits,) = mptify.plan(resnet18, bits="1/1", prune=0.75).edits[""].values()
     named = sites(resnet18, edits)
     blocks = [f"layer{stage}.{block}.relu" for stage in (1, 2, 3, 4) for block in (0, 1)]
-    assert {named[name] for name in edits.signs} == {
+    assert {named[name] for name in edits.quantizers} == {
         "relu",
         *blocks,
         *(f"{block}#1" for block in blocks),
     }
-    assert all(norm is None for norm in edits.signs.values())
+    assert all(norm is None for norm in edits.quantizers.values())
     assert edits.edges == {}
     assert {named[pool]: named[conv] for pool, conv in edits.pools.items()} == {"maxpool": "conv1"}
 
@@ -54,7 +55,9 @@ def test_resnet18_runs_conv_pool_batchnorm_sign_and_binary_shortcuts(resnet18):
 def test_only_pixels_and_pooled_features_stay_real_in_resnet18(resnet18):
     plan = mptify.plan(resnet18, bits="1/1", prune=0.75)
     assert {
-        layer.name: layer.input.value for layer in plan.layers if layer.input.value != "±1"
+        layer.name: layer.input.value
+        for layer in plan.layers
+        if layer.input is not LayerInput.QUANTIZED
     } == {"conv1": "pixels", "fc": "pooled features"}
     assert sum(layer.count for layer in plan.layers) == plan.total == 11_678_912
 
@@ -62,7 +65,7 @@ def test_only_pixels_and_pooled_features_stay_real_in_resnet18(resnet18):
 def test_real_shortcuts_take_signs_on_the_branches_only(resnet18):
     (edits,) = mptify.plan(resnet18, bits="1/1", residual="real").edits[""].values()
     assert len(edits.vanished) == 8
-    assert len(edits.signs) == 9
+    assert len(edits.quantizers) == 9
     graph = mptify.transform(resnet18, bits="1/1", residual="real").graph
     adds = [node for node in graph.nodes if node.name.startswith("add")]
     for before, add in zip(
@@ -121,7 +124,7 @@ def test_gates_are_no_activations():
         nn.Conv2d(4, 2, 1),
     )
     (edits,) = mptify.plan(net, bits="1/1").edits[""].values()
-    assert edits.signs == {}
+    assert edits.quantizers == {}
     assert len(edits.edges) == 2
 
 
@@ -251,11 +254,11 @@ def test_dropout_between_a_sign_and_a_layer_keeps_its_input_binary_in_train_mode
     [
         ({"prune": 1.5}, "prune=1.5: should be less than 1"),
         ({"prune": -0.1}, "prune=-0.1: should be greater than or equal to 0"),
-        ({"bits": "2/2"}, "bits='2/2': should be '1/32', '1/1', '32/32' or '32/1'"),
+        ({"bits": "2/2"}, "bits='2/2': should be '1/32', '1/8', '1/4', '1/2', '1/1', '32/32'"),
         ({"prun": 0.5}, "There is no setting 'prun'; did you mean 'prune'?"),
         ({"exclude": "layr*"}, "exclude='layr*' matches no layer of this model"),
         ({"prune_overrides": {"x*": 0.5}}, "prune_overrides='x*' matches no layer"),
-        ({"bn": "insert", "bits": "1/1"}, "bn='insert' is for 32-bit activations"),
+        ({"bn": "insert", "bits": "1/1"}, "bn='insert' is for 8- and 32-bit activations"),
         (
             {"scope": "global", "prune_overrides": {"a": 0.5}},
             "prune_overrides are for scope='layer'",

@@ -16,7 +16,7 @@ from mptify.surgery.invariants import (
     bad_gradients,
     lost_layers,
     real_inputs,
-    unnormalised_signs,
+    unnormalised_quantizers,
     wrongly_trainable,
 )
 from mptify.surgery.plans import Reason
@@ -81,7 +81,7 @@ def test_signs_gradients_and_copies(entry, process_group, tmp_path):
         plan = ticketed.ticket_plan
         assert nearly_all(plan)
         assert lost_layers(ticketed) == []
-        assert unnormalised_signs(ticketed) == []
+        assert unnormalised_quantizers(ticketed) == []
         assert wrongly_trainable(ticketed) == []
         still(ticketed.train())
         outputs, parallel = [], torch.nn.parallel.DistributedDataParallel(ticketed, init_sync=False)
@@ -233,5 +233,5 @@ def test_real_shortcuts(entry):
     model = build(entry, "meta")
     ticketed = mptify.transform(model, bits="1/1", prune=0.75, residual="real")
     assert nearly_all(ticketed.ticket_plan)
-    assert unnormalised_signs(ticketed) == []
+    assert unnormalised_quantizers(ticketed) == []
     assert wrongly_trainable(ticketed) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptify.config import make_config
+from mptify.config import TicketConfig, make_config
 from mptify.errors import BadConfig, DamagedTicket
 from mptify.models.registry import Architecture
 from mptify.nn import init
@@ -242,19 +242,13 @@ def test_a_description_that_was_changed_is_refused_with_a_reason(change, words):
         from_bytes(described(change))
 
 
-def test_a_file_from_before_a_setting_existed_takes_its_default():
-    """As when the file was written by an mptify that did not know the setting yet."""
-    data = described(lambda description: description["config"].pop("quantizer"))
-    with pytest.raises(DamagedTicket, match="SHA-256"):
-        from_bytes(data)  # the digest covers what is written, and this was changed by hand
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    description = json.loads(header["__metadata__"]["mptify"])
-    found, _ = codec._parse(data)
-    plain = codec._without_lengths(description)
-    data = described(
-        lambda d: d["config"].pop("quantizer") and d.update(sha256=codec._digest(plain, found))
-    )
-    assert from_bytes(data).config == small().config
+def test_a_setting_that_came_after_the_format_is_written_only_if_it_is_set():
+    """So files of before, which lack it, keep their bytes and their digests."""
+    config = make_config({"bits": "1/4", "prune": 0.8, "learn_clip": True})
+    assert "learn_clip" not in codec.config_as_json(small().config)
+    assert codec.config_as_json(config)["learn_clip"] is True
+    assert set(codec._LATER_SETTINGS) < set(TicketConfig.model_fields)
+    assert from_bytes(to_bytes(small(config=config))).config == config
 
 
 @pytest.mark.parametrize("gain", [np.nan, np.inf, -1.0])

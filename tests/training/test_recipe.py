@@ -24,7 +24,10 @@ from mptify.recipe_files import find_recipe, recipe_names, to_yaml, with_setting
         ({"optimizer": "lion"}, "optimizer='lion': should be 'sgd', 'adam' or 'adamw'"),
         ({"decays": ["score"]}, "decays.0='score': should be 'scores'"),
         ({"ticket": {"bits": "32/32"}}, "32-bit weights are edge-popup; set method: edgepopup"),
-        ({"ticket": {"bits": "1/1", "bn": "insert"}}, "bn='insert' is for 32-bit activations"),
+        (
+            {"ticket": {"bits": "1/1", "bn": "insert"}},
+            "bn='insert' is for 8- and 32-bit activations",
+        ),
         ({"nesterov": True, "optimizer": "adam"}, "Nesterov's momentum is for optimizer: sgd"),
         ({"warmup": 11}, "warmup=11.0: the search has only 10 epochs"),
         ({"prune_ramp": 20}, "prune_ramp=20.0: the search has only 10 epochs"),
