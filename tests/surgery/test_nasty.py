@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import mptify
 from mptify.models.registry import training_loss
+from mptify.surgery import layer_registry
 from mptify.surgery.invariants import (
     bad_gradients,
     real_inputs,
@@ -466,3 +467,38 @@ def test_weights_of_their_own_count_in_the_packed_size():
         for bits in ("1/32", "32/32")
     ]
     assert sizes == [64 * 64 // 8 + 64 * 32 // 8 + 4, 64 * 64 // 8 + 64 * 32 * 4 + 4]
+
+
+class TokenDense(nn.Module):
+    """A linear layer of somebody else's, whose last dimension is the channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(4, 6))
+        self.bias = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return x @ self.kernel.T + self.bias
+
+
+class Untraceable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.dense = nn.Linear(6, 6), TokenDense()
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.dense(x) if float(x.detach().sum()) < 1e9 else x
+
+
+@pytest.mark.parametrize("bits", ["1/1", "1/4", "1/8"])
+def test_a_registered_layer_in_untraced_code_is_normalised_along_its_own_channels(bits):
+    @mptify.register(TokenDense)
+    def describe(layer):
+        return mptify.Handler(weight="kernel", inputs=6, outputs=4, axis=-1, fan_in=6)
+
+    try:
+        ticketed = mptify.transform(Untraceable(), bits=bits, prune=0.5, bias="learn").train()
+        assert ticketed(torch.randn(2, 7, 6)).shape == (2, 7, 4)  # 7 tokens of 6 channels
+    finally:
+        layer_registry._REGISTERED.pop(TokenDense)

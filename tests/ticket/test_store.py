@@ -16,7 +16,7 @@ from torch import nn
 
 import mptify
 from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch
-from mptify.models import registry
+from mptify.models import conv2, registry
 from mptify.models.registry import Architecture
 from mptify.nn import init
 from mptify.runtime.library import library
@@ -739,3 +739,13 @@ def test_a_name_fits_the_network_that_it_builds(name, bits):
     with torch.device("meta"):
         ticketed = mptify.transform(registry.build(entry), bits=bits)
     require_fit(ticketed, Architecture(entry.source, entry.name, {}))
+
+
+def test_a_swapped_ticket_brings_its_settings_to_layers_and_quantizers():
+    theirs = {"score_grad": "alpha", "sign_width": 0.3}
+    ours = mptify.transform(conv2(), bits="1/1", prune=0.5)
+    other = mptify.transform(conv2(), bits="1/1", prune=0.5, seed=3, **theirs)
+    mptify.swap_(ours, mptify.ticket_of(other))
+    assert {layer.score_grad for layer in mptify.ticket_layers(ours).values()} == {"alpha"}
+    assert {part.width for part in ours.modules() if isinstance(part, mptify.Sign)} == {0.3}
+    assert ours.ticket_plan.config.sign_width == 0.3
