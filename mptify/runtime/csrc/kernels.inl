@@ -10,6 +10,8 @@
 #include "concat.inl"
 #include "flatten.inl"
 #include "input_conv.inl"
+#include "lanes.inl"
+#include "lanes_conv.inl"
 #include "max_pool.inl"
 #include "pack.inl"
 #include "pooled_linear.inl"
@@ -26,6 +28,7 @@ static constexpr KernelEntry KERNELS[] = {
     KERNEL(concat),
     KERNEL(flatten),
     KERNEL(input_conv),
+    KERNEL(lanes_conv),
     KERNEL(max_pool),
     KERNEL(pack),
     KERNEL(pooled_linear),

@@ -6,12 +6,14 @@
 // are a threshold that the counters start from. See bit_counters.inl.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <new>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #ifdef __x86_64__

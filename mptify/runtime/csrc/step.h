@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <string>
 
 namespace {
@@ -32,12 +33,23 @@ namespace {
   NUMBER(tile) NUMBER(plane)                                                              \
   NUMBER(groups) /* of the convolution */
 
+// The arguments of a layer on lanes: see lanes_conv.inl.
+#define LANE_ARGUMENTS(BUFFER, NUMBER, STRIDES)                                           \
+  NUMBER(bytes) /* of a lane */                                                           \
+  NUMBER(rows) NUMBER(columns) /* of a tile */                                            \
+  NUMBER(row) NUMBER(plane_rows) NUMBER(plane) /* of an expanded plane, in lanes */       \
+  NUMBER(group_channels) NUMBER(filter_blocks)                                            \
+  NUMBER(most) /* taps of one sign until a byte is full */                                \
+  BUFFER(levels) BUFFER(alpha) BUFFER(beta) BUFFER(last_alpha) BUFFER(last_beta)          \
+  BUFFER(range) STRIDES(out_strides)
+
 // One step of a program.
 #define STEP(STRUCT, BUFFER, NUMBER, STRIDES)                                             \
   NUMBER(kernel) NUMBER(filters)                                                          \
   /* The second input is a shortcut, or what the second layer reads. */                   \
   BUFFER(input) BUFFER(second_input) BUFFER(output)                                       \
   STRUCT(ConvArguments, conv) STRUCT(ConvArguments, second_conv)                          \
+  STRUCT(LaneArguments, lanes)                                                            \
   BUFFER(table) BUFFER(thresholds) BUFFER(falling) BUFFER(gain) BUFFER(bias)              \
   NUMBER(span) NUMBER(length)                                                             \
   /* Of numbers: from a channel, row and column to the next, in elements. */              \
@@ -51,6 +63,9 @@ struct ConvShape {
 };
 struct ConvArguments {
   CONV_ARGUMENTS(STRUCT_MEMBER, NUMBER_MEMBER, NUMBER_MEMBER)
+};
+struct LaneArguments {
+  LANE_ARGUMENTS(NUMBER_MEMBER, NUMBER_MEMBER, STRIDES_MEMBER)
 };
 struct Step {
   STEP(STRUCT_MEMBER, NUMBER_MEMBER, NUMBER_MEMBER, STRIDES_MEMBER)
@@ -81,6 +96,11 @@ inline const std::string& layout() {
       CONV_ARGUMENTS(STRUCT_LINE, BUFFER_LINE, NUMBER_LINE)
     }
     {
+      using Struct = LaneArguments;
+      line("struct", "LaneArguments", sizeof(Struct));
+      LANE_ARGUMENTS(BUFFER_LINE, NUMBER_LINE, STRIDES_LINE)
+    }
+    {
       using Struct = Step;
       line("struct", "Step", sizeof(Struct));
       STEP(STRUCT_LINE, BUFFER_LINE, NUMBER_LINE, STRIDES_LINE)
@@ -104,6 +124,21 @@ struct Buffers {
   Type* at(int64_t buffer) const {
     return buffer < 0 ? nullptr : (Type*)(addresses[buffer] + image * strides[buffer]);
   }
+};
+
+// Memory of one thread, aligned to the widest vectors.
+template <class Number>
+class AlignedBuffer {
+ public:
+  explicit AlignedBuffer(int64_t count)
+      : memory_((Number*)::operator new((size_t)count * sizeof(Number), std::align_val_t(64))) {}
+  AlignedBuffer(const AlignedBuffer&) = delete;
+  ~AlignedBuffer() { ::operator delete(memory_, std::align_val_t(64)); }
+
+  Number* data() const { return memory_; }
+
+ private:
+  Number* const memory_;
 };
 
 // From a layer's sums to its output. Rounds twice, as torch does.
