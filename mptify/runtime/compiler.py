@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from mptify.errors import MptifyError, shown
 from mptify.nn.layers import Ticketed, WeightState
-from mptify.nn.quantizers import Sign
+from mptify.nn.quantizers import Sign, UniformQuantizer
 from mptify.runtime.fusion import Fusion, Pattern
 from mptify.runtime.kernel import Kernel, NativeKernel, TorchKernel
 from mptify.runtime.kernels.concat import Concat
@@ -21,11 +21,12 @@ from mptify.runtime.kernels.flatten import Flatten
 from mptify.runtime.kernels.max_pool import MaxPool
 from mptify.runtime.kernels.pack import Pack
 from mptify.runtime.kernels.unpack import Unpack
+from mptify.runtime.lane_fusion import LanePattern, lane_patterns
 from mptify.runtime.library import library
 from mptify.runtime.nodes import is_concat, is_identity, is_plain_pool, module_of
 from mptify.runtime.partition import LAYOUT, partition
-from mptify.runtime.selection import select_kernel
-from mptify.runtime.subgraphs import pack_subgraphs, propagate_shapes
+from mptify.runtime.selection import select_kernel, select_lane_kernel
+from mptify.runtime.subgraphs import pack_subgraphs, propagate_shapes, with_graphs
 from mptify.runtime.values import LAYOUTS
 from mptify.surgery.hooks import copy_hooks_, is_hooked
 
@@ -33,10 +34,12 @@ __all__ = ["compile_graph", "pack", "packed_layers"]
 
 
 def pack(model: nn.Module, example: Any = None) -> nn.Module:
-    """Make a packed program from a 1/1 ticket model: for inference on a CPU.
+    """Make a packed program from a ticket model: for inference on a CPU.
 
-    The program takes and returns ordinary tensors. If only parts of a network have a graph, as in
-    detectors, those parts are packed.
+    The program takes and returns ordinary tensors. Layers of few-bit inputs compute on integers and
+    equal the float model's; layers of 32-bit inputs agree to rounding. Where torch is estimated to
+    be faster, it computes the layer. If only parts of a network have a graph, as in detectors,
+    those parts are packed.
 
     Args:
         model: A ticket model in `eval()`.
@@ -48,7 +51,7 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
         compiler.
 
     Raises:
-        MptifyError: The model is not a 1/1 ticket model in `eval()` on a CPU, or can't take the
+        MptifyError: The model is not a ticket model in `eval()` on a CPU, or can't take the
             example.
     """
     if not isinstance(model, nn.Module):
@@ -56,8 +59,8 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
     if model.training:
         raise MptifyError("mptify.pack takes a model in eval(); call model.eval() first.")
     layers = [module for module in model.modules() if isinstance(module, Ticketed)]
-    if not any(layer.scales_output for layer in layers):
-        raise MptifyError("Packed programs are for 1/1 tickets; 1/32 tickets run as float32.")
+    if not layers:
+        raise MptifyError("mptify.pack takes a ticket model; mptify.transform(model) makes one.")
     arguments = _arguments(model, example)
     given = [one for one in tree_leaves(arguments) if isinstance(one, Tensor)]
     if any(tensor.device.type != "cpu" for tensor in (*_state_of(model), *given)):
@@ -69,6 +72,7 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
         )
         return model
     with torch.no_grad():
+        model = with_graphs(model)
         if not isinstance(model, fx.GraphModule):
             return _with_hooks_of(model, pack_subgraphs(model, arguments, compile_graph))
         try:
@@ -159,6 +163,7 @@ class _Compiler:
         self.model, self.given = model, given
         self.modules = dict(model.named_modules())
         self.fusion = Fusion(model)
+        self.on_lanes = lane_patterns(model) if given is None else {}
         self.binary = self.fusion.binary
         self.root = nn.Module()
         self.graph = fx.Graph()
@@ -168,12 +173,25 @@ class _Compiler:
 
     def run(self) -> fx.GraphModule:
         patterns = self.fusion.patterns.values()
+        kernels = {node: select_lane_kernel(one) for node, one in self.on_lanes.items()}
+        self.on_lanes = {node: self.on_lanes[node] for node, kernel in kernels.items() if kernel}
         fused = {node for pattern in patterns for node in pattern.nodes}
+        fused |= {node for one in self.on_lanes.values() for node in one.nodes[:-1]}
         for node in self.model.graph.nodes:
-            if node not in fused:
+            if node in self.on_lanes:
+                self.place_on_lanes(node, self.on_lanes[node], kernels[node])
+            elif node not in fused:
                 self.convert(node)
+        for node in reversed(list(self.graph.nodes)):
+            if isinstance(module_of(node, self.modules), UniformQuantizer) and not node.users:
+                self.graph.erase_node(node)  # all of its readers round for themselves
         name = f"Packed{type(self.model).__name__}"
         return partition(fx.GraphModule(self.root, self.graph, name))
+
+    def place_on_lanes(self, node: fx.Node, pattern: LanePattern, kernel: Any) -> None:
+        inputs = [pattern.source, *([] if pattern.other is None else [pattern.other])]
+        given = [self.numbers_of(one) for one in inputs]
+        self.numbers[node] = self.call(pattern.node, kernel, *given)
 
     def convert(self, node: fx.Node) -> None:
         module = module_of(node, self.modules)

@@ -48,20 +48,23 @@ class Kernel(nn.Module):
         BUFFERS: The buffers that a packed file stores.
         OPTIONAL_BUFFERS: The buffers that may be None.
         SUB_KERNELS: The attributes that are kernels themselves, with their types.
+        ON_LANES: Whether it computes a [`LanePattern`][mptify.runtime.lane_fusion.LanePattern],
+            of real or few-bit inputs, rather than a pattern of signs.
     """
 
     SETTINGS: ClassVar[Mapping[str, Any]] = {}
     BUFFERS: ClassVar[tuple[str, ...]] = ()
     OPTIONAL_BUFFERS: ClassVar[tuple[str, ...]] = ()
     SUB_KERNELS: ClassVar[Mapping[str, type[Kernel]]] = {}
+    ON_LANES: ClassVar[bool] = False
 
     @classmethod
-    def matches(cls, pattern: Pattern) -> bool:
+    def matches(cls, pattern: Any) -> bool:
         """Whether this class computes such patterns, judged without reading any weights."""
         return False
 
     @classmethod
-    def candidate(cls, pattern: Pattern) -> Candidate | None:
+    def candidate(cls, pattern: Any) -> Candidate | None:
         """A kernel for a pattern that `matches`, or None if it can't compute this one."""
         return None
 

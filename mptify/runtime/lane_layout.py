@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 
 import numpy as np
 
@@ -139,5 +139,4 @@ def lists_of_taps(
     order = np.lexsort((offsets, which))
     lengths = np.bincount(which, minlength=2 * filters * parts)
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    assert starts[-1] == len(f) and prod(lengths.shape) == 2 * filters * parts
     return offsets[order].astype(np.int32), starts.astype(np.int32)

@@ -1,17 +1,22 @@
 """Convolutions on lanes equal torch's: to the bit on levels, and to rounding on float32."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import fx
 from torch.nn import functional as F
 
+import mptify
+from mptify.models import registry
+from mptify.nn.layers import TicketConv2d
 from mptify.nn.quantizers import level_range
 from mptify.runtime.chain import Call, Chain
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernels.lanes_conv import LanesConv
+from mptify.runtime.lane_fusion import lane_patterns
 from mptify.runtime.library import cpu_names, library
+from mptify.runtime.subgraphs import propagate_shapes, with_graphs
 
 pytestmark = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
 PROPERTY = settings(max_examples=120, deadline=None, database=None)
@@ -82,5 +87,92 @@ def test_sums_are_those_of_torch(layer, bits, signed, cpu):
     lowest, highest = level_range(bits, signed)
     inverse = highest / 3
     levels = (x * torch.tensor(inverse)).clamp(lowest, highest).round()
-    found = run(LanesConv(weight, geometry, scale, (inverse, lowest, highest)), x, cpu=cpu)
-    assert torch.equal(found, convolved(levels, weight, geometry, groups).float() * scale)
+    found = run(LanesConv(weight, geometry, scale, (inverse, lowest, highest, 0.5)), x, cpu=cpu)
+    assert torch.equal(found, convolved(levels, weight, geometry, groups).float() * 0.5 * scale)
+
+
+# -- networks ------------------------------------------------------------------------------------
+
+
+def settled(name, bits, size, **settings):
+    """A ticket model whose norms and ranges have seen images, and an image."""
+    network = registry.build(registry.resolve(name), num_classes=10)
+    ticketed = mptify.transform(network, bits=bits, prune=0.8, **settings).train()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _ in range(2):
+            ticketed(torch.randn(4, 3, size, size, generator=generator))
+    return ticketed.eval(), torch.randn(2, 3, size, size, generator=generator)
+
+
+def kernels_of(program):
+    return [part for part in program.modules() if isinstance(part, LanesConv)]
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/8", "1/4", "1/2"])
+@pytest.mark.parametrize(
+    ("name", "size"), [("resnet18", 64), ("timm:test_vit", 160), ("vgg11_bn", 64)]
+)
+def test_packed_networks_compute_what_the_float_path_does(name, size, bits):
+    ticketed, image = settled(name, bits, size)
+    program = mptify.pack(ticketed, image[:1])
+    assert len(kernels_of(program)) > len(mptify.ticket_layers(ticketed)) // 3
+    with torch.no_grad():
+        expected = ticketed(image)
+        torch.testing.assert_close(program(image), expected, rtol=1e-4, atol=1e-4)
+
+
+class Values(fx.Interpreter):
+    """The value of each node, in the float path."""
+
+    def __init__(self, model):
+        super().__init__(model, garbage_collect_values=False)
+
+    def of(self, *inputs):
+        with torch.no_grad():
+            self.run(*inputs)
+        return self.env
+
+
+@pytest.mark.parametrize("bits", ["1/8", "1/4", "1/2", "1/32"])
+@pytest.mark.parametrize("settings", [{}, {"bias": "learn", "learn_bn": True}])
+@pytest.mark.parametrize(
+    ("name", "size"), [("mptify:resnet18_cifar", 32), ("timm:test_vit", 160), ("mobilenet_v2", 64)]
+)
+def test_each_kernel_gives_what_the_float_path_gives(name, size, bits, settings):
+    """To the bit where inputs have few bits, with everything that is fused with the layer."""
+    ticketed, image = settled(name, bits, size, **settings)
+    with torch.no_grad():
+        model = with_graphs(ticketed)
+        propagate_shapes(model, (image,))
+        patterns = lane_patterns(model)
+        values = Values(model).of(image)
+        fused = set()
+        for node, pattern in patterns.items():
+            given = (pattern.weight(), pattern.geometry(), pattern.scale(), pattern.levels)
+            options = {"tokens": pattern.tokens, "fused": pattern.fused}
+            kernel = LanesConv(*given, pattern.epilogue, **options)
+            sources = [one for one in (pattern.source, pattern.other) if one is not None]
+            found = run(kernel, *(values[one] for one in sources))
+            fused |= pattern.epilogue.keys() | ({"other"} if pattern.other is not None else set())
+            if pattern.levels is not None:
+                assert torch.equal(found, values[node]), node
+            else:
+                size = values[node].abs().max()
+                assert (found - values[node]).abs().max() <= 1e-5 * size, node
+    layers = len(mptify.ticket_layers(ticketed))
+    assert len(patterns) >= layers - 2  # all but the classifier, and one that reads averages
+    if name == "mptify:resnet18_cifar":
+        assert {"alpha", "beta", "other"} <= fused
+        assert ("range" in fused) == (bits in ("1/8", "1/32"))
+
+
+def test_layers_that_torch_computes_faster_are_left_to_it():
+    ticketed, image = settled("mobilenet_v2", "1/32", 64)
+    program = mptify.pack(ticketed, image[:1])
+    depthwise = [
+        module
+        for module in program.modules()
+        if isinstance(module, TicketConv2d) and module.groups > 1
+    ]
+    assert len(depthwise) == 17

@@ -10,6 +10,19 @@ typedef uint8_t ByteLanes __attribute__((vector_size(CPU_BYTES), aligned(1), may
 typedef int16_t WideBytes __attribute__((vector_size(2 * CPU_BYTES), aligned(2), may_alias));
 typedef int32_t WideShorts __attribute__((vector_size(2 * CPU_BYTES), aligned(4), may_alias));
 
+// x · a + b, rounded once.
+static inline __attribute__((always_inline)) FloatLanes multiply_add(
+    FloatLanes x, float a, float b) {
+#if CPU_BYTES == 64
+  return (FloatLanes)_mm512_fmadd_ps((__m512)x, _mm512_set1_ps(a), _mm512_set1_ps(b));
+#elif CPU_BYTES == 32
+  return (FloatLanes)_mm256_fmadd_ps((__m256)x, _mm256_set1_ps(a), _mm256_set1_ps(b));
+#else
+  for (int i = 0; i < CPU_BYTES / 4; i++) x[i] = __builtin_fmaf(x[i], a, b);
+  return x;
+#endif
+}
+
 // The survivors of one filter among some channels: offsets of the vectors that it adds, and then
 // of those that it subtracts.
 struct Taps {

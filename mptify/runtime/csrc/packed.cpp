@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <new>
 #include <numeric>
 #include <string>
@@ -48,10 +49,10 @@ namespace portable {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(MPTIFY_ONE_CPU)
 #define MPTIFY_X86
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,bmi,bmi2"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2")
+#pragma GCC target("avx2,fma,bmi,bmi2")
 #endif
 namespace avx2 {
 #define CPU_BYTES 32
@@ -60,12 +61,12 @@ namespace avx2 {
 }  // namespace avx2
 #ifdef __clang__
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512bw,bmi,bmi2"))), \
+#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512bw,fma,bmi,bmi2"))), \
                              apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512bw,bmi,bmi2")
+#pragma GCC target("avx512f,avx512vl,avx512bw,fma,bmi,bmi2")
 #endif
 namespace avx512 {
 #define CPU_BYTES 64
@@ -84,7 +85,8 @@ const std::vector<Cpu>& cpus() {
   static const std::vector<Cpu> found = [] {
     std::vector<Cpu> list = {{"portable", 16, portable::KERNELS}};
 #ifdef MPTIFY_X86
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("bmi2"))
       list.push_back({"avx2", 32, avx2::KERNELS});
     if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
       list.push_back({"avx512", 64, avx512::KERNELS});

@@ -40,6 +40,7 @@ namespace {
   NUMBER(row) NUMBER(plane_rows) NUMBER(plane) /* of an expanded plane, in lanes */       \
   NUMBER(group_channels) NUMBER(filter_blocks)                                            \
   NUMBER(most) /* taps of one sign until a byte is full */                                \
+  NUMBER(fused) /* whether norms round once */                                            \
   BUFFER(levels) BUFFER(alpha) BUFFER(beta) BUFFER(last_alpha) BUFFER(last_beta)          \
   BUFFER(range) STRIDES(out_strides)
 

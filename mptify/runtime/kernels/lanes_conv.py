@@ -6,7 +6,7 @@ levels first, and added as bytes or 16-bit integers.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,13 +16,17 @@ from torch import Tensor
 from mptify.errors import MptifyError
 from mptify.registry import kernels
 from mptify.runtime.geometry import Geometry
-from mptify.runtime.kernel import NativeKernel
+from mptify.runtime.kernel import Candidate, NativeKernel
+from mptify.runtime.lane_fusion import LanePattern
 from mptify.runtime.lane_layout import LaneLayout, lists_of_taps
+from mptify.runtime.library import word_bytes
+from mptify.runtime.survivors import max_kept
 from mptify.runtime.values import Numbers, Value
 
 __all__ = ["LanesConv"]
 
 _MAX_SHORT = 32767
+_ADDITION_NS = 0.4  # of one vector
 _EPILOGUE = ("bias", "alpha", "beta", "last_alpha", "last_beta")  # one number per filter each
 
 
@@ -30,47 +34,53 @@ _EPILOGUE = ("bias", "alpha", "beta", "last_alpha", "last_beta")  # one number p
 class LanesConv(NativeKernel):
     """Sums of ±inputs, and what follows them.
 
-    ((sum · scale + bias) · alpha + beta) + other, clipped to a range, · last_alpha + last_beta.
+    ((sum · unit · scale + bias) · alpha + beta) + other, clipped to a range, · last_alpha +
+    last_beta, each operation rounded to float32.
 
     Args:
         weight: M ⊙ B: -1, 0 or 1. For tokens, [filters][channels][1][1].
         geometry: The convolution on images of the usual size.
         scale: What multiplies the sums.
-        levels: The inverse of the step of the inputs, and their lowest and highest level; None
-            for float32 inputs.
+        levels: How inputs are rounded: the inverse of their step, their lowest and highest level,
+            and the unit that sums of levels are multiplied by; None for float32 inputs.
         epilogue: bias, alpha, beta, last_alpha and last_beta, as far as there are any, and the
             `range` that the output is clipped to.
         tokens: Whether channels are the last dimension.
+        fused: Whether multiplying by alpha and adding beta is one operation, rounded once.
     """
 
     SETTINGS: ClassVar = {
         "filters": int,
         "geometry": Geometry,
         "tokens": bool,
+        "fused": bool,
         "weight_count": int,
         "survivor_count": int,
         "weight_bytes": int,
     }
     BUFFERS = ("weights", "scale")
     OPTIONAL_BUFFERS = ("levels", "range", *_EPILOGUE)
+    ON_LANES = True
     geometry: Geometry
     weights: Tensor
     scale: Tensor
-    levels: Tensor | None
-    range: Tensor | None
+    levels: Any
+    bias: Any
 
     def __init__(
         self,
         weight: Tensor,
         geometry: Geometry,
         scale: Tensor,
-        levels: tuple[float, float, float] | None = None,
+        levels: tuple[float, float, float, float] | None = None,
         epilogue: dict[str, Tensor] | None = None,
         *,
         tokens: bool = False,
+        fused: bool = False,
     ):
         super().__init__()
-        self.filters, self.geometry, self.tokens = len(weight), geometry, tokens
+        self.filters, self.geometry = len(weight), geometry
+        self.tokens, self.fused = tokens, fused
         signs = weight.numpy().reshape(self.filters, -1)
         bits = [np.packbits(half, axis=1, bitorder="little") for half in (signs != 0, signs > 0)]
         self.register_buffer("weights", torch.from_numpy(np.stack(bits, axis=1)))
@@ -82,7 +92,42 @@ class LanesConv(NativeKernel):
         self.weight_count, self.survivor_count = weight.numel(), int((weight != 0).sum())
         self.weight_bytes = self.weights.nbytes
 
-    def weight(self) -> np.ndarray:
+    @classmethod
+    def matches(cls, pattern: LanePattern) -> bool:
+        return not pattern.is_depthwise
+
+    @classmethod
+    def candidate(cls, pattern: LanePattern) -> Candidate | None:
+        geometry, weight = pattern.geometry(), pattern.weight()
+        groups = geometry.channels // weight.shape[1]
+        if pattern.levels is not None:  # sums are exact in float32
+            longest = max_kept(weight) * max(map(abs, pattern.levels[1:3]))
+            if longest >= 1 << 24:
+                return None
+        flat = prod(geometry.out_size)
+        plain = (geometry.stride, geometry.padding) == ((1, 1), (0, 0))
+        tiled = geometry.at((1, flat)) if geometry.kernel == (1, 1) and plain else geometry
+        kept = int((weight != 0).sum()) // groups
+        lanes = {None: 4, 255: 2, 127: 2}.get(pattern.levels and int(pattern.levels[2]), 1)
+        sizes = (weight.shape[1], len(weight) // groups)
+        layout = LaneLayout.of(tiled, *sizes, kept, lanes)
+        cost = groups * layout.cost(tiled, *sizes, kept) * _ADDITION_NS
+        if cost > weight.numel() * flat / dense_rate():
+            return None
+        return Candidate(
+            cost,
+            lambda: cls(
+                weight,
+                geometry,
+                pattern.scale(),
+                pattern.levels,
+                pattern.epilogue,
+                tokens=pattern.tokens,
+                fused=pattern.fused,
+            ),
+        )
+
+    def ternary(self) -> np.ndarray:
         """M ⊙ B as int8."""
         count = self.weight_count // self.filters
         mask, positive = (
@@ -110,14 +155,16 @@ class LanesConv(NativeKernel):
             expected = self.geometry.channels
             raise MptifyError(f"A packed layer reads {expected} channels, not {channels}.")
         geometry, strides = self._flattened(numbers)
-        weight = self.weight()
+        weight = self.ternary()
         layout, most = self._layout(weight, geometry)
         taps, starts = lists_of_taps(layout, geometry, self.groups, weight)
         if self.tokens:
             form = Numbers.contiguous(*numbers.shape[:-1], self.filters)
             out_strides = (1, 0, self.filters)
         else:
-            form = Numbers.contiguous(self.filters, *self.geometry.at(numbers.shape[1:]).out_size)
+            form = Numbers.contiguous(
+                self.filters, *self.geometry.at((numbers.shape[1], numbers.shape[2])).out_size
+            )
             pixels = form.shape[1] * form.shape[2]
             out_strides = (pixels, geometry.out_size[1], 1)
         if other and other[0].form != form:
@@ -132,6 +179,7 @@ class LanesConv(NativeKernel):
             "group_channels": layout.group_channels,
             "filter_blocks": self._blocks(geometry, layout),
             "most": most,
+            "fused": self.fused,
             "out_strides": out_strides,
         }
         for name in ("alpha", "beta", "last_alpha", "last_beta", "range"):
@@ -186,7 +234,7 @@ class LanesConv(NativeKernel):
         kept = self.survivor_count // self.groups
         if self.levels is None:
             return LaneLayout.of(geometry, channels, filters, kept, 4), 0
-        largest = int(self.levels[1:].abs().max())
+        largest = int(self.levels[1:3].abs().max())
         per_sign = np.stack([(weight > 0).sum((2, 3)), (weight < 0).sum((2, 3))])
         longest = int(per_sign.sum(2).max())
         if float(self.levels[1]) == 0 and largest < 16 and longest * largest <= _MAX_SHORT:
@@ -202,6 +250,11 @@ class LanesConv(NativeKernel):
         height, width = geometry.out_size
         tiles = ceil(height / layout.rows) * ceil(width / layout.columns) * self.groups
         return max(1, min(self.filters // self.groups // 64, ceil(4 / tiles)))
+
+
+def dense_rate() -> float:
+    """How many multiplications torch's convolutions do in a nanosecond."""
+    return 25 * max(16, word_bytes()) / 16
 
 
 def _most_in_a_group(per_sign: np.ndarray, group: int) -> int:

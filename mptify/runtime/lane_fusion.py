@@ -1,0 +1,227 @@
+"""Finds ticket layers of real or few-bit inputs, with what one kernel can compute along with them.
+
+We walk on from each layer through operations whose input nothing else reads: BatchNorm, the
+addition of another value, and ReLU-like activations, in this order.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from mptify.nn.layers import TicketConv2d, TicketLinear
+from mptify.nn.norms import ChannelBatchNorm, TokenBatchNorm
+from mptify.nn.quantizers import RunningQuantizer, UniformQuantizer, level_range
+from mptify.runtime.geometry import Geometry
+from mptify.runtime.nodes import is_flatten, is_identity, is_plain_pool, module_of, shape_of
+
+__all__ = ["LanePattern", "lane_patterns"]
+
+_ADD = (operator.add, operator.iadd, torch.add)
+_RELU = (F.relu, torch.relu, "relu", F.relu_, torch.relu_, "relu_")
+
+
+@dataclass
+class LanePattern:
+    """What a kernel on lanes is asked to compute.
+
+    Attributes:
+        node: The node of the layer.
+        layer: A TicketConv2d, or a TicketLinear on tokens.
+        source: The node that it reads.
+        levels: How it rounds what it reads: the inverse of the step, the lowest and highest level,
+            and the value of level 1 in its sums; None for float32 inputs.
+        other: A node whose value is added.
+        epilogue: What follows: see `mptify.runtime.kernels.lanes_conv`.
+        fused: Whether the norms in the epilogue round once, as torch's do on some machines.
+        nodes: All nodes that the pattern replaces, the result last.
+    """
+
+    node: fx.Node
+    layer: Any
+    source: fx.Node
+    levels: tuple[float, float, float, float] | None
+    other: fx.Node | None = None
+    epilogue: dict[str, Tensor] = field(default_factory=dict)
+    fused: bool = False
+    nodes: list[fx.Node] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> bool:
+        """Whether channels are the last dimension."""
+        return isinstance(self.layer, TicketLinear)
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each filter sees one channel, so that torch has as little to do."""
+        return not self.tokens and self.layer.groups == self.layer.in_channels > 1
+
+    def geometry(self) -> Geometry:
+        layer, shape = self.layer, shape_of(self.source)
+        if self.tokens:
+            return Geometry(layer.in_features, (1, shape[1:-1].numel()), (1, 1))
+        window = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        return Geometry(layer.in_channels, (shape[2], shape[3]), *window)
+
+    def weight(self) -> Tensor:
+        """M ⊙ B, as -1, 0 and 1; for a linear layer on tokens, as a 1×1 convolution."""
+        weight = self.layer.weight.detach().sign().to(torch.int8)
+        return weight[:, :, None, None] if self.tokens else weight
+
+    def scale(self) -> Tensor:
+        """What multiplies the sums of inputs, or of levels."""
+        gain, quantizer = self.layer.gain.detach(), self.layer.input_quantizer
+        return gain * quantizer.step if isinstance(quantizer, RunningQuantizer) else gain
+
+
+def lane_patterns(model: fx.GraphModule) -> dict[fx.Node, LanePattern]:
+    """The patterns of a graph whose nodes know their shapes, by the node of their result."""
+    modules = dict(model.named_modules())
+    order = {node: number for number, node in enumerate(model.graph.nodes)}
+    found = [_Matcher(modules, order).match(node) for node in model.graph.nodes]
+    return {pattern.nodes[-1]: pattern for pattern in found if pattern is not None}
+
+
+class _Matcher:
+    def __init__(self, modules: dict[str, nn.Module], order: dict[fx.Node, int]):
+        self.modules, self.order = modules, order
+
+    def match(self, node: fx.Node) -> LanePattern | None:
+        layer = module_of(node, self.modules)
+        if type(layer) not in (TicketConv2d, TicketLinear) or layer.weight_bits != 1:
+            return None
+        if layer.activation_bits == 1 or layer.compute_dtype != torch.float32:
+            return None
+        mode, padding = getattr(layer, "padding_mode", "zeros"), getattr(layer, "padding", 0)
+        if mode != "zeros" or isinstance(padding, str) or len(shape_of(node)) < 3:
+            return None
+        read = self._input(node, layer)
+        if read is None:
+            return None
+        pattern = LanePattern(node, layer, *read, nodes=[node])
+        bias = layer.output_bias if layer.scales_output else layer.bias
+        if bias is not None:
+            pattern.epilogue["bias"] = bias
+        self._fuse_epilogue(pattern)
+        return pattern
+
+    def _input(self, node: fx.Node, layer: Any) -> tuple[fx.Node, Any] | None:
+        """The node that a layer reads, and how it rounds it; None if no kernel can."""
+        source: Any = node.args[0]
+        if layer.activation_bits == 32:
+            return source, None
+        if layer.activation_bits == 8:
+            quantizer = layer.input_quantizer
+            if not isinstance(quantizer, RunningQuantizer):
+                return None
+            lowest, highest = (-127, 127) if quantizer.is_signed else (0, 255)
+            return source, (float(1 / quantizer.step), lowest, highest, 1.0)
+        if layer.input_quantizer is not None:
+            return None
+        top = source
+        while True:  # operations that keep levels as they are
+            module = module_of(top, self.modules)
+            if isinstance(module, UniformQuantizer):
+                break
+            if not (is_identity(module) or is_plain_pool(module) or is_flatten(top, module)):
+                return (source, None)  # pixels, or pooled features
+            top = top.args[0]
+        lowest, highest = level_range(module.bits, module.signed)
+        levels = (float(1 / module.step), lowest, highest, float(module.step))
+        return (top.args[0] if top is source else source), levels
+
+    def _fuse_epilogue(self, pattern: LanePattern) -> None:
+        norms = (TokenBatchNorm,) if pattern.tokens else (nn.BatchNorm2d, ChannelBatchNorm)
+        epilogue = pattern.epilogue
+        while True:
+            node = pattern.nodes[-1]
+            if len(node.users) != 1:
+                return
+            user = next(iter(node.users))
+            module = module_of(user, self.modules)
+            if is_identity(module):
+                pass
+            elif isinstance(module, norms):
+                affine = _affine(module)
+                is_second = "alpha" in epilogue or "last_alpha" in epilogue
+                if affine is None or "last_alpha" in epilogue:
+                    return
+                if is_second and affine.fused != pattern.fused:
+                    return
+                before = "alpha" not in epilogue and pattern.other is None
+                name = "" if before and "range" not in epilogue else "last_"
+                epilogue[f"{name}alpha"], epilogue[f"{name}beta"], pattern.fused = affine
+            elif self._adds(user, pattern):
+                first, second = user.args
+                other: Any = second if first is node else first
+                pattern.other = other
+            elif "range" not in epilogue and "last_alpha" not in epilogue and _range(user, module):
+                epilogue["range"] = torch.tensor(_range(user, module))
+            else:
+                return
+            pattern.nodes.append(user)
+
+    def _adds(self, user: fx.Node, pattern: LanePattern) -> bool:
+        """Whether a node adds an earlier value of the same shape to the pattern's."""
+        if user.op != "call_function" or user.target not in _ADD or user.kwargs:
+            return False
+        if pattern.other is not None or pattern.epilogue.keys() & {"range", "last_alpha"}:
+            return False
+        if len(user.args) != 2 or not all(isinstance(one, fx.Node) for one in user.args):
+            return False
+        others: list[Any] = [one for one in user.args if one is not pattern.nodes[-1]]
+        if len(others) != 1 or self.order[others[0]] > self.order[pattern.node]:
+            return False
+        return shape_of(others[0]) == shape_of(user)
+
+
+def _range(user: fx.Node, module: Any) -> tuple[float, float] | None:
+    """The range that a ReLU-like activation clips to."""
+    if isinstance(module, nn.ReLU) or (module is None and user.target in _RELU):
+        return 0.0, inf
+    if type(module) is nn.ReLU6:
+        return 0.0, 6.0
+    return None
+
+
+class _Affine(NamedTuple):
+    alpha: Tensor
+    beta: Tensor
+    fused: bool
+
+
+def _affine(module: Any) -> _Affine | None:
+    """A BatchNorm as x · alpha + beta, rounded once or twice; None if it is neither.
+
+    Both are found by running the norm: the last bit of alpha depends on how torch computes it.
+    """
+    norm: Any = module.norm if isinstance(module, TokenBatchNorm) else module
+    if norm.running_mean is None or norm.training:
+        return None
+
+    def run(values: Tensor) -> Tensor:
+        x = values[:, None] * torch.ones_like(norm.running_mean)
+        y = norm(x) if isinstance(norm, nn.BatchNorm1d) else norm(x[:, :, None, None])
+        return y.view(x.shape)
+
+    with torch.no_grad():
+        probe = torch.linspace(-40, 40, 97)
+        beta, found = run(torch.zeros(1))[0], run(probe)
+        scale = 1 / torch.sqrt(norm.running_var + norm.eps)
+        alpha = scale if norm.weight is None else norm.weight * scale
+        x = probe[:, None]
+        for fused in (False, True):
+            best = torch.full_like(alpha, torch.nan)
+            for near in (alpha, *(torch.nextafter(alpha, alpha + step) for step in (-1.0, 1.0))):
+                once = (x.double() * near.double() + beta.double()).float()
+                y = once if fused else x * near + beta
+                best = torch.where((y == found).all(0), near, best)
+            if not best.isnan().any():
+                return _Affine(best, beta, fused)
+    return None
