@@ -125,7 +125,6 @@ CALLS = {
     "pack: no model": lambda: mptify.pack(None),
     "pack: a path": lambda: mptify.pack("good.ticket"),
     "pack: a dense model": lambda: mptify.pack(conv2()),
-    "pack: a 1/32 model": lambda: mptify.pack(small(), image(1, 1, 8, 8)),
     "pack: an example of another shape": lambda: mptify.pack(small("1/1"), image(1, 3, 9, 9)),
     "pack: an example that is none": lambda: mptify.pack(small("1/1"), "image"),
     "swap_: another network": lambda: mptify.swap_(small(), mptify.read("plain.ticket")),

@@ -270,9 +270,10 @@ bench surgery --rounds x
 bench inference resnet81
 bench inference none.ticket
 bench inference text.ticket
-bench inference good.ticket
+bench inference resnet18 --bits 1/3
 bench inference folder
 bench layers --prune 2
+bench layers --bits 3/1
 bench layers --threads 0
 bench prune resnet81
 bench ticket --rounds 0

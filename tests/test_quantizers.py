@@ -123,9 +123,11 @@ def trained(network, x, **settings):
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("name", ["resnet18", "timm:test_vit", "timm:test_efficientnet", "vgg11"])
+@pytest.mark.parametrize(
+    "name", ["mptify:resnet18_cifar", "timm:test_vit", "timm:test_efficientnet", "mptify:vgg_small"]
+)
 def test_every_layer_reads_levels(name, bits):
-    x = torch.randn(2, 3, 64, 64)
+    x = torch.randn(2, 3, 32, 32) if name.startswith("mptify") else torch.randn(2, 3, 64, 64)
     ticketed = mptify.transform(name, bits=bits, prune=0.6, num_classes=10).train()
     plan = ticketed.ticket_plan
     exempt = {layer.name for layer in plan.layers if layer.input.is_exempt}

@@ -16,6 +16,9 @@ _Batches = Annotated[
     list[int] | None,
     typer.Option(min=1, help="Batch sizes; 128 and 32 by default. May be repeated."),
 ]
+_Bits = Annotated[
+    str, typer.Option("--bits", help="For a network: bits per weight / bits per activation.")
+]
 _Calls = Annotated[int, typer.Option(min=1, help="Calls of each to time.")]
 _Pairs = Annotated[int, typer.Option(min=1, help="Pairs of steps to time.")]
 _Threads = Annotated[int, typer.Option(min=1, help="Threads for torch.")]
@@ -80,11 +83,9 @@ def ticket(
 @app.command("inference")
 def inference(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[FILE|MODEL]", help="A 1/1 ticket file, or a network to convert to 1/1."
-        ),
+        str, typer.Argument(metavar="[FILE|MODEL]", help="A ticket file, or a network to convert.")
     ] = "resnet18",
+    bits: _Bits = "1/1",
     prune: Annotated[
         float, typer.Option(min=0, max=0.999, help="For a network: the fraction to remove.")
     ] = 0.75,
@@ -97,17 +98,20 @@ def inference(
     nodes: Annotated[bool, typer.Option(help="List the steps of the program.")] = True,
     as_json: _AsJson = False,
 ) -> None:
-    """Time a packed 1/1 ticket on one image, step by step.
+    """Time a packed ticket on one image, step by step.
 
     Torch and onnxruntime run the same architecture in float32 for comparison.
     """
     from mptify.cli import bench_run
 
-    bench_run.bench_inference(name, prune, size, rounds, threads, nodes=nodes, as_json=as_json)
+    bench_run.bench_inference(
+        name, bits, prune, size, rounds, threads, nodes=nodes, as_json=as_json
+    )
 
 
 @app.command("layers")
 def layers(
+    bits: _Bits = "1/1",
     prune: Annotated[
         list[float] | None,
         typer.Option(min=0, max=0.999, help="Fractions to remove; 0.75 and 0.9 by default."),
@@ -118,17 +122,19 @@ def layers(
 ) -> None:
     """Time the 3×3 layers of ResNet-18's stages, packed, against torch's float32 convolution.
 
-    The packed layers include their thresholds and run on one image. "ratio" compares medians,
-    "undisturbed" the lowest tenths: the ratio when nothing else uses the core.
+    The packed layers run on one image; with 1-bit activations they include their thresholds.
+    "ratio" compares medians, "undisturbed" the lowest tenths: the ratio when nothing else uses the
+    core.
     """
     from mptify.cli import bench_run
 
-    bench_run.bench_layers(prune, rounds, threads, as_json=as_json)
+    bench_run.bench_layers(bits, prune, rounds, threads, as_json=as_json)
 
 
 @app.command("prune")
 def prune_rates(
     model: Annotated[str, typer.Argument(help="The network.")] = "resnet18",
+    bits: _Bits = "1/1",
     plot: Annotated[
         Path | None, typer.Option(help="Plot the times to this .png or .svg file.")
     ] = None,
@@ -136,7 +142,7 @@ def prune_rates(
     threads: _ThreadsOfAll = 1,
     as_json: _AsJson = False,
 ) -> None:
-    """Time a packed 1/1 network at several prune rates, and its float32 network."""
+    """Time a packed network at several prune rates, and its float32 network."""
     from mptify.cli import bench_run
 
-    bench_run.bench_prune_rates(model, plot, rounds, threads, as_json=as_json)
+    bench_run.bench_prune_rates(model, bits, plot, rounds, threads, as_json=as_json)

@@ -145,6 +145,7 @@ def bench_ticket(rounds: int, *, as_json: bool) -> None:
 
 def bench_inference(
     name: str,
+    bits: str,
     prune: float,
     size: int | None,
     rounds: int,
@@ -161,7 +162,7 @@ def bench_inference(
         if is_file:
             dense, ticketed, image = inference.networks_of_ticket(name, size)
         else:
-            dense, ticketed, image = inference.networks_by_name(name, prune, size)
+            dense, ticketed, image = inference.networks_by_name(name, bits, prune, size)
         times = inference.network_times(dense, ticketed, image, rounds, tick)
     if as_json:
         _print_json(asdict(times))
@@ -176,21 +177,21 @@ def bench_inference(
             f"{threads} programs at once, with one thread each, process {times.at_once:.2f} times "
             f"as many images."
         )
-    bits = 8 * times.weight_bytes / max(times.survivors, 1)
+    bits_each = 8 * times.weight_bytes / max(times.survivors, 1)
     out.print(
         f"Packed layers hold {times.survivors:,} of {times.weights:,} weights in "
-        f"{times.weight_bytes / 1e6:.2f} MB ({bits:.1f} bits each); torch takes "
+        f"{times.weight_bytes / 1e6:.2f} MB ({bits_each:.1f} bits each); torch takes "
         f"{100 * times.float_share:.0f} % of the time."
     )
 
 
 def bench_layers(
-    prune: Sequence[float] | None, rounds: int, threads: int, *, as_json: bool
+    bits: str, prune: Sequence[float] | None, rounds: int, threads: int, *, as_json: bool
 ) -> None:
     """Time packed layers beside torch's float32 convolution."""
     out = console()
     torch.set_num_threads(threads)
-    cases = [(*stage, rate) for rate in prune or [0.75, 0.9] for stage in inference.STAGES]
+    cases = [(*stage, bits, rate) for rate in prune or [0.75, 0.9] for stage in inference.STAGES]
     with _progress(out, "timing", len(cases) * (rounds + 2), as_json) as tick:
         times = [inference.layer_time(*case, rounds, tick) for case in cases]
     if as_json:
@@ -211,7 +212,7 @@ def bench_layers(
 
 
 def bench_prune_rates(
-    model: str, plot: Path | None, rounds: int, threads: int, *, as_json: bool
+    model: str, bits: str, plot: Path | None, rounds: int, threads: int, *, as_json: bool
 ) -> None:
     """Time a packed network at several prune rates."""
     out = console()
@@ -221,7 +222,7 @@ def bench_prune_rates(
             raise BadConfig(f"--plot {plot}: the name of a plot ends in .png or .svg.")
     torch.set_num_threads(threads)
     with _progress(out, "timing", rounds + 2, as_json) as tick:
-        rows = inference.prune_times(model, _PRUNE_RATES, None, rounds, tick)
+        rows = inference.prune_times(model, bits, _PRUNE_RATES, None, rounds, tick)
     if plot is not None:
         draw_prune_times(rows, model, plot)
     if as_json:

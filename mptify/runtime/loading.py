@@ -101,6 +101,11 @@ def as_packed_file(ticket: Ticket, path: str | Path, image: Tensor) -> bytes:
     """The packed file of a ticket, optimized for images of this size."""
     if library is None:
         raise MptifyError("mptify was installed without a C++ compiler: it can't pack tickets.")
+    if ticket.config.activation_bits != 1:
+        raise MptifyError(
+            f"Packed files hold tickets of 1-bit activations, and this one has bits="
+            f"{ticket.config.bits}; mptify.load(path, runtime='packed') packs it from the ticket."
+        )
     program, model = _load_packed(ticket, path, None, "cpu", image)
     if not isinstance(model, fx.GraphModule):
         raise MptifyError(

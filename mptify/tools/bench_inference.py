@@ -19,14 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mptify.config import make_config
 from mptify.errors import MptifyError
 from mptify.export.onnx import to_onnx
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
+from mptify.nn.quantizers import level_range
 from mptify.runtime import load, pack, packed_layers
 from mptify.runtime.chain import Call, Chain
 from mptify.runtime.geometry import Geometry
+from mptify.runtime.kernel import NativeKernel
 from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
+from mptify.runtime.kernels.lanes_conv import LanesConv
 from mptify.runtime.kernels.pack import Pack
 from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.library import library
@@ -140,12 +144,13 @@ def networks_of_ticket(path: str, size: int | None) -> tuple[nn.Module, nn.Modul
 
 
 def networks_by_name(
-    name: str, prune: float, size: int | None
+    name: str, bits: str, prune: float, size: int | None
 ) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Build a dense network and convert it to 1/1.
+    """Build a dense network and convert it.
 
     Args:
         name: The name of the network.
+        bits: Bits per weight and activation.
         prune: The fraction of weights to remove.
         size: Pixels of the image; None takes the network's input size.
 
@@ -162,7 +167,7 @@ def networks_by_name(
     inputs = registry.example_inputs(entry, dense, size)
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
         raise MptifyError(f"{entry} can't be measured: its input is not an image.")
-    ticketed = transform(dense, bits="1/1", prune=prune).train()
+    ticketed = transform(dense, bits=bits, prune=prune).train()
     with torch.no_grad():
         ticketed(inputs[0])
     return dense.eval(), ticketed.eval(), inputs[0][:1].contiguous()
@@ -175,7 +180,7 @@ def network_times(
 
     Args:
         dense: The dense network.
-        ticketed: The 1/1 ticket model.
+        ticketed: The ticket model.
         image: A batch of one image.
         rounds: Calls of each to time.
         tick: Called after each round.
@@ -261,12 +266,13 @@ def _call_times(run: Callable[[], Any], calls: int) -> list[float]:
 
 
 def prune_times(
-    name: str, prunes: list[float], size: int | None, rounds: int, tick: Tick
+    name: str, bits: str, prunes: list[float], size: int | None, rounds: int, tick: Tick
 ) -> list[tuple[float, float, float]]:
     """Time a packed network at several prune rates, in turns.
 
     Args:
         name: The name of the network.
+        bits: Bits per weight and activation.
         prunes: The fractions of weights to remove.
         size: Pixels of the image; None takes the network's input size.
         rounds: Calls of each to time.
@@ -278,20 +284,23 @@ def prune_times(
     _prepare()
     runs: dict[Any, Callable[[], Any]] = {}
     for prune in prunes:
-        dense, ticketed, image = networks_by_name(name, prune, size)
+        dense, ticketed, image = networks_by_name(name, bits, prune, size)
         runs[prune] = partial(pack(ticketed, image), image)
     with torch.no_grad():
         times = _median_times({"eager": partial(dense, image), **runs}, rounds, tick)
     return [(prune, times["eager"], times[prune]) for prune in prunes]
 
 
-def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) -> LayerTime:
+def layer_time(
+    channels: int, size: int, bits: str, prune: float, rounds: int, tick: Tick
+) -> LayerTime:
     """Time a 3×3 layer of ResNet-18 on one image.
 
-    The packed layer is a call of the library from bit planes to bit planes, with borders and
-    thresholds.
+    The packed layer is a call of the library: with 1-bit activations from bit planes to bit planes,
+    with borders and thresholds; with more, from numbers to numbers.
 
     Args:
+        bits: Bits per weight and activation.
         channels: Input and output channels.
         size: Height and width of the input.
         prune: The fraction of weights to remove.
@@ -305,31 +314,17 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     generator = torch.Generator().manual_seed(0)
     signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1, 1)
     weight = signs * (torch.rand(signs.shape, generator=generator) >= prune)
-    image = torch.where(torch.randn(1, channels, size, size, generator=generator) < 0, -1.0, 1.0)
-    thresholds = torch.randint(-9, 10, (1, channels), generator=generator)
-    layer = BitslicedConv(
-        weight.to(torch.int8), thresholds, Geometry(channels, (size, size), (3, 3), padding=(1, 1))
-    )
-    calls = [
-        Call("pack", ("image",), "bits"),
-        Call("layer", ("bits",), "signs"),
-        Call("unpack", ("signs",), "numbers"),
-    ]
-    chain = Chain(
-        {"pack": Pack("channels"), "layer": layer, "unpack": Unpack()},
-        calls,
-        ["image"],
-        ["numbers"],
-    )
-    _, program = chain.program_for([image])
-    outputs, floats = program.bind([image]), weight.float()
-    program.run()
-    assert torch.equal(
-        outputs[0] > 0, F.conv2d(image, floats, padding=1) >= thresholds.view(-1, 1, 1)
-    )
+    geometry = Geometry(channels, (size, size), (3, 3), padding=(1, 1))
+    image = torch.randn(1, channels, size, size, generator=generator)
+    activation_bits = make_config({"bits": bits}).activation_bits
+    if activation_bits == 1:
+        image = torch.where(image < 0, -1.0, 1.0)
+        step = _step_on_planes(image, weight, geometry)
+    else:
+        step = _step_on_lanes(image.relu_(), weight, geometry, activation_bits)
     runs: dict[str, Callable[[], Any]] = {
-        "packed": partial(program.run_step, 1),
-        "dense": partial(F.conv2d, image, floats, padding=1),
+        "packed": step,
+        "dense": partial(F.conv2d, image, weight.float(), padding=1),
     }
     with torch.no_grad():
         times = _times_in_turns(runs, rounds, tick, calls=5)
@@ -338,6 +333,54 @@ def layer_time(channels: int, size: int, prune: float, rounds: int, tick: Tick) 
     return LayerTime(
         channels, size, prune, statistics.median(packed), statistics.median(dense), *low
     )
+
+
+def _step_on_planes(image: Tensor, weight: Tensor, geometry: Geometry) -> Callable[[], Any]:
+    """A layer from bit planes to bit planes, with a threshold per filter."""
+    channels = len(weight)
+    thresholds = torch.randint(-9, 10, (1, channels), generator=torch.Generator().manual_seed(1))
+    kernels: dict[str, NativeKernel] = {
+        "pack": Pack("channels"),
+        "layer": BitslicedConv(weight.to(torch.int8), thresholds, geometry),
+        "unpack": Unpack(),
+    }
+    calls = [
+        Call("pack", ("image",), "bits"),
+        Call("layer", ("bits",), "signs"),
+        Call("unpack", ("signs",), "numbers"),
+    ]
+    chain = Chain(kernels, calls, ["image"], ["numbers"])
+    _, program = chain.program_for([image])
+    outputs = program.bind([image])
+    program.run()
+    sums = F.conv2d(image, weight.float(), padding=1)
+    assert torch.equal(outputs[0] > 0, sums >= thresholds.view(-1, 1, 1))
+    return partial(program.run_step, 1)
+
+
+def _step_on_lanes(
+    image: Tensor, weight: Tensor, geometry: Geometry, bits: int
+) -> Callable[[], Any]:
+    """A layer from numbers to numbers, which rounds its input to levels if it has few bits."""
+    levels, expected = None, image
+    if bits < 32:
+        lowest, highest = level_range(bits, signed=False)
+        levels = (highest / 3, lowest, highest, 1.0)
+        expected = (image * levels[0]).clamp(lowest, highest).round()
+    layer = LanesConv(weight.to(torch.int8), geometry, torch.ones(1), levels)
+    chain = Chain({"layer": layer}, [Call("layer", ("image",), "sums")], ["image"], ["sums"])
+    _, program = chain.program_for([image])
+    outputs = program.bind([image])
+    program.run()
+    sums = F.conv2d(expected, weight.float(), padding=1)
+    assert bool(((outputs[0] - sums).abs() <= 1e-5 * sums.abs().max()).all())
+    kept_alive = (image, outputs)
+
+    def step() -> Any:
+        program.run_step(0)
+        return kept_alive
+
+    return step
 
 
 def _prepare() -> None:

@@ -73,10 +73,6 @@ def test_what_has_nothing_to_measure_is_told(tmp_path):
     assert "can't be read" in refused("inference", str(tmp_path / "none.ticket"))
     mptify.save(mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket")
     assert "does not name its network" in refused("inference", str(tmp_path / "a.ticket"))
-    mptify.save(
-        mptify.transform(conv2(), bits="1/32", prune=0.9), tmp_path / "a.ticket", "mptify:conv2"
-    )
-    assert "are for 1/1 tickets" in refused("inference", str(tmp_path / "a.ticket"))
 
 
 def test_layers_are_measured_beside_torch():
@@ -86,6 +82,15 @@ def test_layers_are_measured_beside_torch():
     assert all(
         row["packed_low"] <= row["packed"] and row["dense_low"] <= row["dense"] for row in found
     )
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/4"])
+def test_tickets_of_more_bits_are_measured_too(one_image, bits):
+    found = measured("inference", "mptify:conv2", "--bits", bits, "--prune", "0.9")
+    assert "lanes_conv" in {node["kernel"] for node in found["nodes"]}
+    layers = measured("layers", "--bits", bits, "--prune", "0.9")
+    assert [layer["channels"] for layer in layers] == [64, 128, 256, 512]
+    assert "bits='1/3': should be '1/32'" in refused("layers", "--bits", "1/3")
 
 
 def test_time_against_the_prune_rate_is_drawn(tmp_path):

@@ -111,7 +111,8 @@ def kernels_of(program):
 
 @pytest.mark.parametrize("bits", ["1/32", "1/8", "1/4", "1/2"])
 @pytest.mark.parametrize(
-    ("name", "size"), [("resnet18", 64), ("timm:test_vit", 160), ("vgg11_bn", 64)]
+    ("name", "size"),
+    [("mptify:resnet18_cifar", 32), ("timm:test_vit", 160), ("mptify:vgg_small", 32)],
 )
 def test_packed_networks_compute_what_the_float_path_does(name, size, bits):
     ticketed, image = settled(name, bits, size)

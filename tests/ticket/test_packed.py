@@ -243,7 +243,7 @@ def test_wrong_uses_are_told(conv2, tmp_path):
         tmp_path / "b.ticket",
         "mptify:conv2",
     )
-    with pytest.raises(MptifyError, match="are for 1/1 tickets"):
+    with pytest.raises(MptifyError, match="Packed files hold tickets of 1-bit activations"):
         export(tmp_path / "b.ticket", "packed", tmp_path / "b.packed")
     assert not (tmp_path / "b.packed").exists()
 

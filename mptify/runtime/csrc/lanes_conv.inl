@@ -217,9 +217,18 @@ class LanesConv {
       for (int64_t i = end; i < count; i += LANES) store(zeros, to + i);
       return;
     }
-    if (end > begin) convert(input_row(channel, y, x + begin), end - begin, row);
-    std::fill(to, to + count, zero);
-    for (int64_t i = begin; i < end; i++) to[i % across * staged_row + i / across] = row[i - begin];
+    for (int64_t i = 0; i < begin; i++) row[i] = zero;
+    if (end > begin) convert(input_row(channel, y, x + begin), end - begin, row + begin);
+    for (int64_t i = end; i < count; i += LANES) store(zeros, row + i);
+    if (across == 2) return deinterleave(row, staged_row, to);
+    for (int64_t phase = 0; phase < across; phase++)
+      for (int64_t i = 0; i < staged_row; i++) to[phase * staged_row + i] = row[i * across + phase];
+  }
+
+  // The even and then the odd columns of a row.
+  static void deinterleave(const Lane* __restrict row, int64_t count, Lane* __restrict to) {
+    for (int64_t i = 0; i < count; i++) to[i] = row[2 * i];  // which compilers vectorize
+    for (int64_t i = 0; i < count; i++) to[count + i] = row[2 * i + 1];
   }
 
   const float* input_row(int64_t channel, int64_t y, int64_t x) const {
