@@ -3,6 +3,7 @@
 import gc
 import warnings
 
+import pytest
 import torch
 import torchvision
 from torchvision.models import detection, optical_flow, segmentation, video
@@ -201,6 +202,30 @@ TORCHVISION = {
 
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [
     Entry("timm", name) for name in FAMILIES
+]
+# Those that take the tests of a whole network 1.7 seconds or more together: `pytest -m long`.
+SLOW = {
+    "coat_tiny", "cpubone_nano", "crossvit_tiny_240", "csatv2", "davit_tiny",
+    "deeplabv3_mobilenet_v3_large", "efficientformer_l1", "efficientformerv2_s0",
+    "efficientnet_b0", "efficientvim_m1", "efficientvit_m0", "ese_vovnet19b_slim_dw",
+    "fasterrcnn_mobilenet_v3_large_fpn", "fastvit_t8", "fcn_resnet50", "fcos_resnet50_fpn",
+    "focalnet_tiny_srf", "gcvit_xxtiny", "ghostnet_050", "googlenet", "hardcorenas_b",
+    "hgnetv2_b0", "hiera_tiny_224", "hrnet_w18_small", "iformer_t", "inception_resnet_v2",
+    "inception_v3", "inception_v4", "keypointrcnn_resnet50_fpn", "lambda_resnet26t",
+    "legacy_xception", "levit_128s", "lowformer_b0", "lraspp_mobilenet_v3_large",
+    "maskrcnn_resnet50_fpn", "maxvit_pico_rw_256", "mobilenetv5_base", "mobilevit_xxs",
+    "mvitv2_tiny", "nasnetalarge", "nest_tiny", "nextvit_small", "pnasnet5large", "pvt_v2_b0",
+    "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v3_large",
+    "quantized_resnet18", "r2plus1d_18", "r3d_18", "raft_small", "rdnet_tiny",
+    "repghostnet_050", "repvit_m1", "res2next50", "resnest14d", "resnext50_32x4d",
+    "retinanet_resnet50_fpn", "s3d", "sam2_hiera_tiny", "samvit_base_patch16_224", "selecsls42",
+    "shvit_s1", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large", "swiftformer_xs", "swin3d_t",
+    "tiny_vit_5m_224", "tnt_s_legacy_patch16_224", "twins_svt_small", "vgg11", "vgg11_bn",
+    "vitamin_small_224", "volo_d1_224",
+}  # fmt: skip
+SOME_QUICK = [
+    pytest.param(entry, id=str(entry), marks=[pytest.mark.long] if entry.name in SLOW else [])
+    for entry in ENTRIES
 ]
 # Those that take torch six seconds or more to compile and export, which `pytest -m sweep` does.
 SLOW_TO_COMPILE = {

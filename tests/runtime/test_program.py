@@ -19,7 +19,7 @@ from mptify.runtime.kernels.popcount_conv import PopcountConv
 from mptify.runtime.kernels.popcount_linear import PopcountLinear
 from mptify.runtime.library import library
 from tests.nets import OneReluManyTimes, Plain, images
-from tests.representatives import ENTRIES, build
+from tests.representatives import ENTRIES, SOME_QUICK, build
 from tests.surgery.test_zoo import flat
 
 pytestmark = [
@@ -68,7 +68,7 @@ def require_same(ours, theirs, program):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+@pytest.mark.parametrize("entry", SOME_QUICK)
 def test_logits_are_those_of_the_float_path(entry):
     model, inputs = build(entry)
     ticketed = mptify.transform(model, bits="1/1", prune=0.75)

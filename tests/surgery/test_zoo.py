@@ -21,7 +21,7 @@ from mptify.surgery.invariants import (
 )
 from mptify.surgery.plans import Reason
 from mptify.surgery.trace import trace
-from tests.representatives import ENTRIES, build
+from tests.representatives import ENTRIES, SOME_QUICK, build
 
 MODES = {"1/32": 0.8, "1/1": 0.75}
 _LARGE = 5_000_000  # weights
@@ -71,7 +71,7 @@ def nearly_all(plan):
     return plan.converted + listed >= 0.999 * plan.total
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+@pytest.mark.parametrize("entry", SOME_QUICK)
 def test_signs_gradients_and_copies(entry, process_group, tmp_path):
     """I1, I2, I4, I5, what of I6 needs no compiler, and of all but the largest the way into a file and back. The training step is a
     data-parallel one."""
@@ -192,7 +192,7 @@ def _check_memory_format(ticketed, inputs, expected):
     )
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+@pytest.mark.parametrize("entry", SOME_QUICK)
 def test_the_null_surgery_is_the_identity(entry):
     """I3, with the layers swapped and with every traced region turned into its graph."""
     model, inputs = build(entry)
@@ -228,7 +228,7 @@ def _as_graphs(model):
     return whole
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+@pytest.mark.parametrize("entry", SOME_QUICK)
 def test_real_shortcuts(entry):
     model = build(entry, "meta")
     ticketed = mptify.transform(model, bits="1/1", prune=0.75, residual="real")
