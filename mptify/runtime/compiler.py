@@ -19,11 +19,12 @@ from mptify.runtime.kernel import Kernel, NativeKernel, TorchKernel
 from mptify.runtime.kernels.concat import Concat
 from mptify.runtime.kernels.flatten import Flatten
 from mptify.runtime.kernels.max_pool import MaxPool
+from mptify.runtime.kernels.number_max_pool import NumberMaxPool
 from mptify.runtime.kernels.pack import Pack
 from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.lane_fusion import LanePattern, lane_patterns
 from mptify.runtime.library import library
-from mptify.runtime.nodes import is_concat, is_identity, is_plain_pool, module_of
+from mptify.runtime.nodes import is_concat, is_identity, is_plain_pool, module_of, shape_of
 from mptify.runtime.partition import LAYOUT, partition
 from mptify.runtime.selection import select_kernel, select_lane_kernel
 from mptify.runtime.subgraphs import pack_subgraphs, propagate_shapes, with_graphs
@@ -203,6 +204,9 @@ class _Compiler:
             self.convert(one)
         if isinstance(module, Sign):
             self.before_sign[node] = self.numbers_of(source)
+        elif self.on_lanes and is_plain_pool(module) and len(shape_of(node)) == 4:
+            numbers = self.numbers_of(source)
+            self.numbers[node] = self.call(node, NumberMaxPool.of(module), numbers)
         elif node not in self.binary:
             if node.op in ("call_module", "get_attr"):
                 value = operator.attrgetter(str(node.target))(self.model)

@@ -23,6 +23,7 @@ from mptify.runtime.nodes import is_flatten, is_identity, is_plain_pool, module_
 
 __all__ = ["LanePattern", "lane_patterns"]
 
+_LARGE = 2.0**60
 _ADD = (operator.add, operator.iadd, torch.add)
 _RELU = (F.relu, torch.relu, "relu", F.relu_, torch.relu_, "relu_")
 
@@ -199,29 +200,25 @@ class _Affine(NamedTuple):
 def _affine(module: Any) -> _Affine | None:
     """A BatchNorm as x · alpha + beta, rounded once or twice; None if it is neither.
 
-    Both are found by running the norm: the last bit of alpha depends on how torch computes it.
+    Both are found by running the norm, since their last bits depend on how torch computes them:
+    beta at 0, and alpha where beta is too small to matter.
     """
     norm: Any = module.norm if isinstance(module, TokenBatchNorm) else module
     if norm.running_mean is None or norm.training:
         return None
 
-    def run(values: Tensor) -> Tensor:
-        x = values[:, None] * torch.ones_like(norm.running_mean)
+    def run(*values: float) -> Tensor:
+        x = torch.tensor(values)[:, None] * torch.ones_like(norm.running_mean)
         y = norm(x) if isinstance(norm, nn.BatchNorm1d) else norm(x[:, :, None, None])
         return y.view(x.shape)
 
     with torch.no_grad():
+        beta, large = run(0.0, _LARGE)
+        alpha = large / _LARGE
         probe = torch.linspace(-40, 40, 97)
-        beta, found = run(torch.zeros(1))[0], run(probe)
-        scale = 1 / torch.sqrt(norm.running_var + norm.eps)
-        alpha = scale if norm.weight is None else norm.weight * scale
-        x = probe[:, None]
+        found, x = run(*probe.tolist()), probe[:, None]
         for fused in (False, True):
-            best = torch.full_like(alpha, torch.nan)
-            for near in (alpha, *(torch.nextafter(alpha, alpha + step) for step in (-1.0, 1.0))):
-                once = (x.double() * near.double() + beta.double()).float()
-                y = once if fused else x * near + beta
-                best = torch.where((y == found).all(0), near, best)
-            if not best.isnan().any():
-                return _Affine(best, beta, fused)
+            once = (x.double() * alpha.double() + beta.double()).float()
+            if torch.equal(found, once if fused else x * alpha + beta):
+                return _Affine(alpha, beta, fused)
     return None

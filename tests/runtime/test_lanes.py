@@ -14,6 +14,7 @@ from mptify.nn.quantizers import level_range
 from mptify.runtime.chain import Call, Chain
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernels.lanes_conv import LanesConv
+from mptify.runtime.kernels.number_max_pool import NumberMaxPool
 from mptify.runtime.lane_fusion import lane_patterns
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.subgraphs import propagate_shapes, with_graphs
@@ -91,6 +92,23 @@ def test_sums_are_those_of_torch(layer, bits, signed, cpu):
     assert torch.equal(found, convolved(levels, weight, geometry, groups).float() * 0.5 * scale)
 
 
+@PROPERTY
+@given(
+    size=st.tuples(st.integers(3, 40), st.integers(3, 40)),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    cpu=st.sampled_from(range(len(cpu_names()) or 1)),
+)
+def test_max_pools_are_those_of_torch(size, kernel, stride, dilation, cpu):
+    size = tuple(max(one, dilation * (kernel - 1) + 1) for one in size)
+    module = torch.nn.MaxPool2d(kernel, stride, kernel // 2, dilation)
+    x = torch.randn(2, 3, *size)
+    x[0, 0, 1, 1] = torch.nan
+    found = run(NumberMaxPool.of(module), x, cpu=cpu)
+    torch.testing.assert_close(found, module(x), rtol=0, atol=0, equal_nan=True)
+
+
 # -- networks ------------------------------------------------------------------------------------
 
 
@@ -164,7 +182,8 @@ def test_each_kernel_gives_what_the_float_path_gives(name, size, bits, settings)
     layers = len(mptify.ticket_layers(ticketed))
     assert len(patterns) >= layers - 2  # all but the classifier, and one that reads averages
     if name == "mptify:resnet18_cifar":
-        assert {"alpha", "beta", "other"} <= fused
+        assert all("alpha" in pattern.epilogue for pattern in patterns.values())
+        assert "other" in fused
         assert ("range" in fused) == (bits in ("1/8", "1/32"))
 
 

@@ -13,6 +13,7 @@
 #include "lanes.inl"
 #include "lanes_conv.inl"
 #include "max_pool.inl"
+#include "number_max_pool.inl"
 #include "pack.inl"
 #include "pooled_linear.inl"
 #include "popcount_conv.inl"
@@ -30,6 +31,7 @@ static constexpr KernelEntry KERNELS[] = {
     KERNEL(input_conv),
     KERNEL(lanes_conv),
     KERNEL(max_pool),
+    KERNEL(number_max_pool),
     KERNEL(pack),
     KERNEL(pooled_linear),
     KERNEL(popcount_conv),
