@@ -203,25 +203,34 @@ TORCHVISION = {
 ENTRIES = [Entry("torchvision", name) for name in TORCHVISION] + [
     Entry("timm", name) for name in FAMILIES
 ]
-# Those that take the tests of a whole network 1.7 seconds or more together: `pytest -m long`.
+# Those that take the tests of a whole network a second or more together: `pytest -m long`.
 SLOW = {
-    "coat_tiny", "cpubone_nano", "crossvit_tiny_240", "csatv2", "davit_tiny",
-    "deeplabv3_mobilenet_v3_large", "efficientformer_l1", "efficientformerv2_s0",
-    "efficientnet_b0", "efficientvim_m1", "efficientvit_m0", "ese_vovnet19b_slim_dw",
+    "beit_base_patch16_224", "cait_xxs24_224", "coat_tiny", "convnext_tiny", "cpubone_nano",
+    "crossvit_tiny_240", "cs3darknet_focus_s", "csatv2", "davit_tiny",
+    "deeplabv3_mobilenet_v3_large", "deepseek_vit_412m", "dla46x_c", "dpn48b",
+    "edgenext_xx_small", "efficientformer_l1", "efficientformerv2_s0", "efficientnet_b0",
+    "efficientvim_m1", "efficientvit_b0", "efficientvit_m0", "ese_vovnet19b_slim_dw",
     "fasterrcnn_mobilenet_v3_large_fpn", "fastvit_t8", "fcn_resnet50", "fcos_resnet50_fpn",
-    "focalnet_tiny_srf", "gcvit_xxtiny", "ghostnet_050", "googlenet", "hardcorenas_b",
-    "hgnetv2_b0", "hiera_tiny_224", "hrnet_w18_small", "iformer_t", "inception_resnet_v2",
-    "inception_v3", "inception_v4", "keypointrcnn_resnet50_fpn", "lambda_resnet26t",
+    "focalnet_tiny_srf", "gcvit_xxtiny", "gemma4_vit_167m", "ghostnet_050", "googlenet",
+    "hardcorenas_b", "hgnetv2_b0", "hiera_tiny_224", "hrnet_w18_small", "iformer_t",
+    "inception_next_atto", "inception_resnet_v2", "inception_v3", "inception_v4",
+    "keypointrcnn_resnet50_fpn", "lambda_resnet26t", "lcnetv2_small", "legacy_seresnet18",
     "legacy_xception", "levit_128s", "lowformer_b0", "lraspp_mobilenet_v3_large",
-    "maskrcnn_resnet50_fpn", "maxvit_pico_rw_256", "mobilenetv5_base", "mobilevit_xxs",
-    "mvitv2_tiny", "nasnetalarge", "nest_tiny", "nextvit_small", "pnasnet5large", "pvt_v2_b0",
-    "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v3_large",
-    "quantized_resnet18", "r2plus1d_18", "r3d_18", "raft_small", "rdnet_tiny",
-    "repghostnet_050", "repvit_m1", "res2next50", "resnest14d", "resnext50_32x4d",
-    "retinanet_resnet50_fpn", "s3d", "sam2_hiera_tiny", "samvit_base_patch16_224", "selecsls42",
-    "shvit_s1", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large", "swiftformer_xs", "swin3d_t",
-    "tiny_vit_5m_224", "tnt_s_legacy_patch16_224", "twins_svt_small", "vgg11", "vgg11_bn",
-    "vitamin_small_224", "volo_d1_224",
+    "maskrcnn_resnet50_fpn", "maxvit_pico_rw_256", "maxvit_t", "mc3_18", "mnasnet0_5",
+    "mobilenet_v2", "mobilenet_v3_small", "mobilenetv3_small_050", "mobilenetv5_base",
+    "mobilevit_xxs", "mvit_v1_b", "mvitv2_tiny", "naflexvit_base_patch16_parfac_gap",
+    "nasnetalarge", "nest_tiny", "nextvit_small", "pit_ti_224", "pnasnet5large",
+    "poolformerv2_s12", "pvt_v2_b0", "quantized_googlenet", "quantized_inception_v3",
+    "quantized_mobilenet_v2", "quantized_mobilenet_v3_large", "quantized_resnet18",
+    "quantized_shufflenet_v2_x0_5", "qwen3_vit_88m", "r2plus1d_18", "r3d_18", "raft_small",
+    "rdnet_tiny", "regnet_y_400mf", "regnetx_002", "repghostnet_050", "repvit_m1", "res2next50",
+    "resnest14d", "resnet18", "resnetv2_18", "resnext50_32x4d", "retinanet_resnet50_fpn",
+    "rexnet_100", "s3d", "sam2_hiera_tiny", "samvit_base_patch16_224", "selecsls42",
+    "sequencer2d_s", "shvit_s1", "skresnet18", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large",
+    "swiftformer_xs", "swin3d_t", "swin_tiny_patch4_window7_224", "swinv2_cr_tiny_224",
+    "swinv2_tiny_window8_256", "test_nfnet", "tiny_vit_5m_224", "tnt_s_legacy_patch16_224",
+    "tresnet_m", "twins_svt_small", "vgg11", "vgg11_bn", "visformer_tiny", "vitamin_small_224",
+    "volo_d1_224", "xception41p", "xcit_nano_12_p8_224",
 }  # fmt: skip
 SOME_QUICK = [
     pytest.param(entry, id=str(entry), marks=[pytest.mark.long] if entry.name in SLOW else [])

@@ -42,7 +42,12 @@ def ticket_file(name, bits, path, **settings):
 
 @pytest.mark.parametrize("bits", ["1/32", "1/1"])
 @pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEEP)]
+    "name",
+    [
+        QUICK[0],
+        *(pytest.param(name, marks=pytest.mark.long) for name in QUICK[1:]),
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEEP),
+    ],
 )
 def test_onnxruntime_computes_what_the_ticket_does(name, bits, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
