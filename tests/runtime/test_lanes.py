@@ -196,3 +196,15 @@ def test_layers_that_torch_computes_faster_are_left_to_it():
         if isinstance(module, TicketConv2d) and module.groups > 1
     ]
     assert len(depthwise) == 17
+
+
+def test_a_kernel_whose_sums_could_overflow_is_not_used():
+    """Patches of 16×16 pixels, unpruned: one channel may sum more than 16 bits hold."""
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 16, 16), torch.nn.ReLU())
+    images = torch.ones(2, 3, 64, 64)
+    with torch.no_grad():
+        network[0].weight.fill_(1.0)  # all survivors of one sign, all inputs at the highest level
+        ticketed = mptify.transform(network, bits="1/8", prune=0, init="keep").train()
+        ticketed(images)
+        program = mptify.pack(ticketed.eval(), images[:1])
+        assert torch.equal(program(images), ticketed(images))

@@ -7,10 +7,10 @@
 // of a tile wait in memory between groups. What follows the layer is applied to the sums of the
 // last group.
 
-// How numbers become levels while they are expanded: round(x · inverse), clipped, plus `zero`. The
+// How numbers become levels while they are expanded: round(x · inverse), clipped. The
 // value of a level is `unit`.
 struct LevelRange {
-  float inverse, lowest, highest, unit, zero;
+  float inverse, lowest, highest, unit;
 };
 
 // What follows the sums of a filter: ((sum · unit · scale + bias) · alpha + beta) + other, clipped
@@ -206,18 +206,17 @@ class LanesConv {
   // Row y of a channel from column x on, as lanes. `row` is memory for one.
   void stage(int64_t channel, int64_t y, int64_t x, Lane* row, Lane* to) const {
     const int64_t across = shape_.stride_w, staged_row = staged_row_, count = across * staged_row;
-    const Lane zero = range_ ? (Lane)range_->zero : Lane(0);
-    const Lanes zeros = Lanes{} + zero;
+    const Lanes zeros = {};
     const bool inside = (uint64_t)y < (uint64_t)shape_.height;
     const int64_t begin = inside ? std::min(count, std::max<int64_t>(0, -x)) : 0;
     const int64_t end = inside ? std::max(begin, std::min(count, shape_.width - x)) : 0;
     if (across == 1) {
-      for (int64_t i = 0; i < begin; i++) to[i] = zero;
+      for (int64_t i = 0; i < begin; i++) to[i] = 0;
       if (end > begin) convert(input_row(channel, y, x + begin), end - begin, to + begin);
       for (int64_t i = end; i < count; i += LANES) store(zeros, to + i);
       return;
     }
-    for (int64_t i = 0; i < begin; i++) row[i] = zero;
+    for (int64_t i = 0; i < begin; i++) row[i] = 0;
     if (end > begin) convert(input_row(channel, y, x + begin), end - begin, row + begin);
     for (int64_t i = end; i < count; i += LANES) store(zeros, row + i);
     if (across == 2) return deinterleave(row, staged_row, to);
@@ -258,7 +257,7 @@ class LanesConv {
     } else {
       const LevelRange& range = *range_;
       typedef Lane Some __attribute__((vector_size(CPU_BYTES / 4 * sizeof(Lane))));
-      const IntLanes level = round_lanes(clip_lanes(x * range.inverse, range)) + (int)range.zero;
+      const IntLanes level = round_lanes(clip_lanes(x * range.inverse, range));
       const Some some = __builtin_convertvector(level, Some);
       __builtin_memcpy(to, &some, sizeof(some));
     }

@@ -6,6 +6,7 @@ levels first, and added as bytes or 16-bit integers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, prod
 from typing import Any, ClassVar
 
@@ -104,6 +105,9 @@ class LanesConv(NativeKernel):
             longest = max_kept(weight) * max(map(abs, pattern.levels[1:3]))
             if longest >= 1 << 24:
                 return None
+            per_sign = _taps_per_sign(weight.numpy())
+            if _most_in_a_group(per_sign, 1) * max(map(abs, pattern.levels[1:3])) > _MAX_SHORT:
+                return None  # one channel of a large kernel may overflow 16 bits
         flat = prod(geometry.out_size)
         plain = (geometry.stride, geometry.padding) == ((1, 1), (0, 0))
         tiled = geometry.at((1, flat)) if geometry.kernel == (1, 1) and plain else geometry
@@ -187,7 +191,7 @@ class LanesConv(NativeKernel):
             if value is not None:
                 lanes[name] = builder.constant(value.contiguous())
         if self.levels is not None:
-            lanes["levels"] = builder.constant(torch.cat([self.levels, torch.tensor([self._zero])]))
+            lanes["levels"] = builder.constant(self.levels)
         shape = geometry.shape() | {"phases": len(layout.phases)}
         conv = {
             "shape": shape,
@@ -222,12 +226,6 @@ class LanesConv(NativeKernel):
             return self.geometry.at((1, pixels)), (pixels, pixels, 1)
         return geometry, (pixels, numbers.shape[2], 1)
 
-    @property
-    def _zero(self) -> float:
-        """What is added to levels in bytes, which have no sign."""
-        assert self.levels is not None
-        return 0.0
-
     def _layout(self, weight: np.ndarray, geometry: Geometry) -> tuple[LaneLayout, int]:
         """The layout, and how many taps of one sign fill a byte."""
         channels, filters = weight.shape[1], self.filters // self.groups
@@ -235,7 +233,7 @@ class LanesConv(NativeKernel):
         if self.levels is None:
             return LaneLayout.of(geometry, channels, filters, kept, 4), 0
         largest = int(self.levels[1:3].abs().max())
-        per_sign = np.stack([(weight > 0).sum((2, 3)), (weight < 0).sum((2, 3))])
+        per_sign = _taps_per_sign(weight)
         longest = int(per_sign.sum(2).max())
         if float(self.levels[1]) == 0 and largest < 16 and longest * largest <= _MAX_SHORT:
             return LaneLayout.of(geometry, channels, filters, kept, 1), 255 // largest
@@ -243,7 +241,7 @@ class LanesConv(NativeKernel):
         group = layout.group_channels
         while group > 1 and _most_in_a_group(per_sign, group) * largest > _MAX_SHORT:
             group = ceil(group / 2)
-        return LaneLayout(**{**vars(layout), "group_channels": group}), 0
+        return replace(layout, group_channels=group), 0
 
     def _blocks(self, geometry: Geometry, layout: LaneLayout) -> int:
         """How many parts the filters of a tile are split into, so that threads can share them."""
@@ -255,6 +253,11 @@ class LanesConv(NativeKernel):
 def dense_rate() -> float:
     """How many multiplications torch's convolutions do in a nanosecond."""
     return 25 * max(16, word_bytes()) / 16
+
+
+def _taps_per_sign(weight: np.ndarray) -> np.ndarray:
+    """[positive, negative][filters][channels]: how many taps there are."""
+    return np.stack([(weight > 0).sum((2, 3)), (weight < 0).sum((2, 3))])
 
 
 def _most_in_a_group(per_sign: np.ndarray, group: int) -> int:
