@@ -49,6 +49,7 @@ class Chain(nn.Module):
         self.kernels = nn.ModuleDict(kernels)
         self.calls, self.inputs, self.outputs = calls, inputs, outputs
         self.instruction_set = -1  # the best; see Program.run
+        self.compiles = True  # to machine code, where that is possible
         self._drop_programs()
 
     def _drop_programs(self) -> None:
@@ -111,7 +112,7 @@ class Chain(nn.Module):
             while len(self._programs) >= _SIZES:
                 del self._programs[next(iter(self._programs))]
             builder = self._emit(list(key))
-            self._programs[key] = builder, builder.build()
+            self._programs[key] = builder, builder.build(compiles=self.compiles)
         return self._programs[key]
 
     def _emit(self, forms: list[Numbers]) -> ProgramBuilder:
@@ -121,11 +122,13 @@ class Chain(nn.Module):
             name: Value(form, Buffer("inputs", number))
             for number, (name, form) in enumerate(zip(self.inputs, forms, strict=True))
         }
+        margins = self._margins()
         last_use = {name: number for number, call in enumerate(self.calls) for name in call.inputs}
         for number, call in enumerate(self.calls):
             kernel: Any = self.kernels[call.kernel]
             _require_valid(call.kernel, kernel)
-            builder.begin(call.kernel, call.output in self.outputs)
+            is_output = call.output in self.outputs
+            builder.begin(call.kernel, is_output, margins.get(call.output, 0))
             try:
                 inputs = [values[name] for name in call.inputs]
                 values[call.output] = kernel.emit(builder, *inputs)
@@ -137,6 +140,17 @@ class Chain(nn.Module):
         made = [call.output for call in self.calls if call.output in self.outputs]
         assert made == self.outputs
         return builder
+
+    def _margins(self) -> dict[str, int]:
+        """The margin that each value should have, so that its readers need not arrange it."""
+        margins: dict[str, int] = {}
+        for call in reversed(self.calls):
+            kernel: Any = self.kernels[call.kernel]
+            is_output = call.output in self.outputs
+            margin = kernel.margin(0 if is_output else margins.get(call.output, 0))
+            for name in call.inputs:
+                margins[name] = max(margins.get(name, 0), margin)
+        return margins
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any

@@ -21,8 +21,9 @@ from mptify.runtime.kernels.flatten import Flatten
 from mptify.runtime.kernels.max_pool import MaxPool
 from mptify.runtime.kernels.number_max_pool import NumberMaxPool
 from mptify.runtime.kernels.pack import Pack
+from mptify.runtime.kernels.quantize import Dequantize, Quantize
 from mptify.runtime.kernels.unpack import Unpack
-from mptify.runtime.lane_fusion import LanePattern, lane_patterns
+from mptify.runtime.lane_fusion import LanePattern, Levels, lane_patterns
 from mptify.runtime.library import library
 from mptify.runtime.nodes import is_concat, is_identity, is_plain_pool, module_of, shape_of
 from mptify.runtime.partition import LAYOUT, partition
@@ -171,11 +172,14 @@ class _Compiler:
         self.numbers: dict[fx.Node, fx.Node] = {}
         self.planes: dict[tuple[fx.Node, str], fx.Node] = {}
         self.before_sign: dict[fx.Node, fx.Node] = {}  # what a sign, not taken yet, is taken of
+        self.levels: dict[fx.Node, tuple[fx.Node, Levels]] = {}
+        self.level_nodes: set[fx.Node] = set()  # quantizers whose levels a layer on lanes reads
 
     def run(self) -> fx.GraphModule:
         patterns = self.fusion.patterns.values()
         kernels = {node: select_lane_kernel(one) for node, one in self.on_lanes.items()}
         self.on_lanes = {node: self.on_lanes[node] for node, kernel in kernels.items() if kernel}
+        self.plan_levels()
         fused = {node for pattern in patterns for node in pattern.nodes}
         fused |= {node for one in self.on_lanes.values() for node in one.nodes[:-1]}
         for node in self.model.graph.nodes:
@@ -183,16 +187,92 @@ class _Compiler:
                 self.place_on_lanes(node, self.on_lanes[node], kernels[node])
             elif node not in fused:
                 self.convert(node)
-        for node in reversed(list(self.graph.nodes)):
-            if isinstance(module_of(node, self.modules), UniformQuantizer) and not node.users:
-                self.graph.erase_node(node)  # all of its readers round for themselves
         name = f"Packed{type(self.model).__name__}"
         return partition(fx.GraphModule(self.root, self.graph, name))
 
-    def place_on_lanes(self, node: fx.Node, pattern: LanePattern, kernel: Any) -> None:
-        inputs = [pattern.source, *([] if pattern.other is None else [pattern.other])]
-        given = [self.numbers_of(one) for one in inputs]
-        self.numbers[node] = self.call(pattern.node, kernel, *given)
+    # -- lanes ---------------------------------------------------------------------------------
+
+    def plan_levels(self) -> None:
+        """Decide which layers make levels: those whose result is only read as the same levels."""
+        readers = {one.node: one for one in self.on_lanes.values()}
+        for result, pattern in self.on_lanes.items():
+            read = {self.levels_read(user, result, readers) for user in result.users}
+            if len(read) == 1:
+                pattern.rounding = read.pop()
+        for node, module in (
+            (node, module_of(node, self.modules)) for node in self.model.graph.nodes
+        ):
+            if isinstance(module, UniformQuantizer) and any(
+                user in readers or self.feeds_lanes(user, readers) for user in node.users
+            ):
+                self.level_nodes.add(node)
+
+    def levels_read(
+        self, user: fx.Node, result: fx.Node, readers: dict[fx.Node, LanePattern]
+    ) -> Levels | None:
+        """The levels as which a node reads a value; None if it reads numbers."""
+        module = module_of(user, self.modules)
+        if isinstance(module, UniformQuantizer):
+            return Levels.of(module)
+        pattern = readers.get(user)
+        return pattern.levels if pattern is not None and pattern.source is result else None
+
+    def feeds_lanes(self, node: fx.Node, readers: dict[fx.Node, LanePattern]) -> bool:
+        """Whether a layer on lanes reads a value, behind pools and identities or directly."""
+        modules = {user: module_of(user, self.modules) for user in node.users}
+        return any(
+            user in readers
+            or ((is_plain_pool(module) or is_identity(module)) and self.feeds_lanes(user, readers))
+            for user, module in modules.items()
+        )
+
+    def place_on_lanes(self, node: fx.Node, pattern: LanePattern, candidate: Any) -> None:
+        inputs = [
+            self.numbers_of(pattern.source)
+            if pattern.levels is None
+            else self.levels_of(pattern.source, pattern.levels, pattern.tokens)
+        ]
+        if pattern.other is not None and pattern.other in self.levels:
+            made, pattern.other_levels = self.levels[pattern.other]
+            inputs.append(made)
+        elif pattern.other is not None:
+            inputs.append(self.numbers_of(pattern.other))
+        made = self.call(pattern.node, candidate.make(), *inputs, levels=pattern.rounding)
+        if pattern.pool is not None:
+            falling = pattern.epilogue["alpha"] < 0
+            pool = NumberMaxPool.of(pattern.pool, falling if bool(falling.any()) else None)
+            made = self.call(pattern.node, pool, made, name="pool", levels=pattern.rounding)
+        if pattern.rounding is None:
+            self.numbers[node] = made
+        else:
+            self.levels[node] = made, pattern.rounding
+
+    def levels_of(self, node: fx.Node, levels: Levels, tokens: bool) -> fx.Node:
+        """A value as levels."""
+        if node in self.levels and self.levels[node][1] == levels:
+            return self.levels[node][0]
+        kernel = Quantize(*levels[:3], tokens=tokens)
+        name = f"levels_{len(self.graph.nodes)}"
+        return self.call(node, kernel, self.numbers_of(node), name=name, levels=levels)
+
+    def convert_levels(self, node: fx.Node, module: Any) -> bool:
+        """Whether a quantizer, or what follows one, was converted to an operation on levels."""
+        source: Any = node.args[0] if node.args else None
+        if node in self.level_nodes:
+            tokens = len(shape_of(node)) != 4
+            levels = Levels.of(module)
+            self.levels[node] = self.levels_of(source, levels, tokens), levels
+        elif source not in self.levels:
+            return False
+        elif is_identity(module):
+            self.levels[node] = self.levels[source]
+        elif is_plain_pool(module) and len(shape_of(node)) == 4:
+            made, levels = self.levels[source]
+            made = self.call(node, NumberMaxPool.of(module), made, levels=levels)
+            self.levels[node] = made, levels
+        else:
+            return False
+        return True
 
     def convert(self, node: fx.Node) -> None:
         module = module_of(node, self.modules)
@@ -202,6 +282,8 @@ class _Compiler:
             return
         for one in pattern.nodes if pattern is not None else ():  # each node by itself
             self.convert(one)
+        if self.on_lanes and self.convert_levels(node, module):
+            return
         if isinstance(module, Sign):
             self.before_sign[node] = self.numbers_of(source)
         elif self.on_lanes and is_plain_pool(module) and len(shape_of(node)) == 4:
@@ -304,6 +386,9 @@ class _Compiler:
     def numbers_of(self, node: Any) -> Any:
         if node not in self.numbers and node in self.before_sign:
             self.numbers[node] = self.call(node, Sign(), self.before_sign[node], name="sign")
+        elif node not in self.numbers and node in self.levels:
+            made, levels = self.levels[node]
+            self.numbers[node] = self.call(node, Dequantize(levels.step), made, name="numbers")
         elif node not in self.numbers:
             known = [layout for layout in LAYOUTS if (node, layout) in self.planes]
             planes = self.planes[node, known[0]]
@@ -311,15 +396,23 @@ class _Compiler:
         return self.numbers[node]
 
     def call(
-        self, node: fx.Node, module: nn.Module, *args: Any, name: str = "", layout: str = ""
+        self,
+        node: fx.Node,
+        module: nn.Module,
+        *args: Any,
+        name: str = "",
+        layout: str = "",
+        levels: Levels | None = None,
     ) -> fx.Node:
-        """Call a module; `layout` is that of the planes it makes, if it makes planes."""
+        """Call a module; `layout` is that of the planes, or `levels` the levels, that it makes."""
         path = f"{node.name}_{name}" if name else _module_name(node.name)
         self.root.add_module(path, module)
         made = self.graph.call_module(path, args)
         made.name = path
         if layout:
             made.meta[LAYOUT] = layout
+        if levels is not None:
+            made.meta[LAYOUT] = levels
         return made
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from mptify.errors import MptifyError
 from mptify.runtime.library import word_bytes
@@ -31,6 +32,11 @@ class Window:
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
+
+    @classmethod
+    def of(cls, module: nn.MaxPool2d) -> Window:
+        sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
+        return cls(*(nn.modules.utils._pair(size) for size in sizes))
 
     def to_json(self) -> Any:
         return astuple(self)

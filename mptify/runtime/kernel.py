@@ -96,6 +96,10 @@ class NativeKernel(Kernel):
         """Numbers in a memory order that the kernel can read."""
         return x
 
+    def margin(self, margin: int) -> int:
+        """The margin that its inputs should have, if its output should have `margin`."""
+        return 0
+
     def emit(self, builder: ProgramBuilder, *inputs: Value) -> Value:
         """Add this kernel's steps to a program for images of one size; returns its result."""
         raise NotImplementedError

@@ -19,13 +19,32 @@ from mptify.nn.layers import TicketConv2d, TicketLinear
 from mptify.nn.norms import ChannelBatchNorm, TokenBatchNorm
 from mptify.nn.quantizers import RunningQuantizer, UniformQuantizer, level_range
 from mptify.runtime.geometry import Geometry
-from mptify.runtime.nodes import is_flatten, is_identity, is_plain_pool, module_of, shape_of
+from mptify.runtime.nodes import is_identity, is_plain_pool, module_of, shape_of
 
-__all__ = ["LanePattern", "lane_patterns"]
+__all__ = ["LanePattern", "Levels", "lane_patterns", "quantizer_of"]
 
 _LARGE = 2.0**60
 _ADD = (operator.add, operator.iadd, torch.add)
 _RELU = (F.relu, torch.relu, "relu", F.relu_, torch.relu_, "relu_")
+
+
+class Levels(NamedTuple):
+    """How numbers become levels: round(clip(x · inverse)); a level stands for level · step."""
+
+    inverse: float
+    lowest: float
+    highest: float
+    step: float
+
+    @classmethod
+    def of(cls, quantizer: UniformQuantizer | RunningQuantizer) -> Levels:
+        step = quantizer.step
+        inverse = float(1 / step)
+        if isinstance(quantizer, RunningQuantizer):
+            lowest, highest = (-127, 127) if quantizer.is_signed else (0, 255)
+        else:
+            lowest, highest = level_range(quantizer.bits, quantizer.signed)
+        return cls(inverse, float(lowest), float(highest), float(step))
 
 
 @dataclass
@@ -36,21 +55,29 @@ class LanePattern:
         node: The node of the layer.
         layer: A TicketConv2d, or a TicketLinear on tokens.
         source: The node that it reads.
-        levels: How it rounds what it reads: the inverse of the step, the lowest and highest level,
-            and the value of level 1 in its sums; None for float32 inputs.
+        levels: The levels that it reads; None for float32 inputs.
+        unit: The value of level 1 in its sums.
         other: A node whose value is added.
+        other_levels: The levels of `other`, if it is read as levels.
         epilogue: What follows: see `mptify.runtime.kernels.lanes_conv`.
         fused: Whether the norms in the epilogue round once, as torch's do on some machines.
+        pool: A max-pool before the first norm. The kernel applies the norm first, which is
+            monotone, so that another kernel can pool what this one makes.
+        rounding: The levels that it makes; None if it makes numbers.
         nodes: All nodes that the pattern replaces, the result last.
     """
 
     node: fx.Node
     layer: Any
     source: fx.Node
-    levels: tuple[float, float, float, float] | None
+    levels: Levels | None = None
+    unit: float = 1.0
     other: fx.Node | None = None
+    other_levels: Levels | None = None
     epilogue: dict[str, Tensor] = field(default_factory=dict)
     fused: bool = False
+    pool: nn.MaxPool2d | None = None
+    rounding: Levels | None = None
     nodes: list[fx.Node] = field(default_factory=list)
 
     @property
@@ -102,40 +129,31 @@ class _Matcher:
         mode, padding = getattr(layer, "padding_mode", "zeros"), getattr(layer, "padding", 0)
         if mode != "zeros" or isinstance(padding, str) or len(shape_of(node)) < 3:
             return None
-        read = self._input(node, layer)
-        if read is None:
+        pattern = LanePattern(node, layer, node.args[0], nodes=[node])  # type: ignore[arg-type]
+        if not self._read_levels(pattern):
             return None
-        pattern = LanePattern(node, layer, *read, nodes=[node])
         bias = layer.output_bias if layer.scales_output else layer.bias
         if bias is not None:
             pattern.epilogue["bias"] = bias
         self._fuse_epilogue(pattern)
         return pattern
 
-    def _input(self, node: fx.Node, layer: Any) -> tuple[fx.Node, Any] | None:
-        """The node that a layer reads, and how it rounds it; None if no kernel can."""
-        source: Any = node.args[0]
+    def _read_levels(self, pattern: LanePattern) -> bool:
+        """Set the levels that a pattern reads; False if no kernel can read its input."""
+        layer = pattern.layer
         if layer.activation_bits == 32:
-            return source, None
+            return True
         if layer.activation_bits == 8:
-            quantizer = layer.input_quantizer
-            if not isinstance(quantizer, RunningQuantizer):
-                return None
-            lowest, highest = (-127, 127) if quantizer.is_signed else (0, 255)
-            return source, (float(1 / quantizer.step), lowest, highest, 1.0)
+            if isinstance(layer.input_quantizer, RunningQuantizer):
+                pattern.levels = Levels.of(layer.input_quantizer)
+            return pattern.levels is not None
         if layer.input_quantizer is not None:
-            return None
-        top = source
-        while True:  # operations that keep levels as they are
-            module = module_of(top, self.modules)
-            if isinstance(module, UniformQuantizer):
-                break
-            if not (is_identity(module) or is_plain_pool(module) or is_flatten(top, module)):
-                return (source, None)  # pixels, or pooled features
-            top = top.args[0]
-        lowest, highest = level_range(module.bits, module.signed)
-        levels = (float(1 / module.step), lowest, highest, float(module.step))
-        return (top.args[0] if top is source else source), levels
+            return False
+        quantizer = quantizer_of(pattern.source, self.modules)
+        if quantizer is not None:  # it otherwise reads pixels, or pooled features
+            pattern.levels = Levels.of(quantizer)
+            pattern.unit = pattern.levels.step
+        return True
 
     def _fuse_epilogue(self, pattern: LanePattern) -> None:
         norms = (TokenBatchNorm,) if pattern.tokens else (nn.BatchNorm2d, ChannelBatchNorm)
@@ -148,6 +166,8 @@ class _Matcher:
             module = module_of(user, self.modules)
             if is_identity(module):
                 pass
+            elif is_plain_pool(module) and self._pools(user, pattern):
+                pattern.pool = module
             elif isinstance(module, norms):
                 affine = _affine(module)
                 is_second = "alpha" in epilogue or "last_alpha" in epilogue
@@ -157,6 +177,8 @@ class _Matcher:
                     return
                 before = "alpha" not in epilogue and pattern.other is None
                 name = "" if before and "range" not in epilogue else "last_"
+                if name and pattern.pool is not None:
+                    return
                 epilogue[f"{name}alpha"], epilogue[f"{name}beta"], pattern.fused = affine
             elif self._adds(user, pattern):
                 first, second = user.args
@@ -168,11 +190,25 @@ class _Matcher:
                 return
             pattern.nodes.append(user)
 
+    def _pools(self, user: fx.Node, pattern: LanePattern) -> bool:
+        """Whether a max-pool stands between a pattern's sums and the norm that follows them."""
+        if pattern.pool is not None or pattern.other is not None or pattern.tokens:
+            return False
+        if pattern.epilogue.keys() - {"bias"} or len(user.users) != 1:
+            return False
+        follower = module_of(next(iter(user.users)), self.modules)
+        return (
+            isinstance(follower, (nn.BatchNorm2d, ChannelBatchNorm))
+            and _affine(follower) is not None
+        )
+
     def _adds(self, user: fx.Node, pattern: LanePattern) -> bool:
         """Whether a node adds an earlier value of the same shape to the pattern's."""
         if user.op != "call_function" or user.target not in _ADD or user.kwargs:
             return False
         if pattern.other is not None or pattern.epilogue.keys() & {"range", "last_alpha"}:
+            return False
+        if pattern.pool is not None:
             return False
         if len(user.args) != 2 or not all(isinstance(one, fx.Node) for one in user.args):
             return False
@@ -180,6 +216,18 @@ class _Matcher:
         if len(others) != 1 or self.order[others[0]] > self.order[pattern.node]:
             return False
         return shape_of(others[0]) == shape_of(user)
+
+
+def quantizer_of(node: Any, modules: dict[str, nn.Module]) -> UniformQuantizer | None:
+    """The quantizer whose levels a node has; None if there is none."""
+    while isinstance(node, fx.Node):
+        module = module_of(node, modules)
+        if isinstance(module, UniformQuantizer):
+            return module
+        if not (is_identity(module) or is_plain_pool(module)):
+            return None
+        node = node.args[0]
+    return None
 
 
 def _range(user: fx.Node, module: Any) -> tuple[float, float] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Library:
 
     Attributes:
         Step: The ctypes structure of one step of a program; csrc/step.h explains its fields.
+        kernel_names: The names of its kernels, by number.
         signature: A number that differs between libraries whose programs differ.
 
     Args:
@@ -46,17 +48,20 @@ class Library:
         run = code.mptify_packed_run
         run.restype = None
         run.argtypes = [address, count, address, address, count, number, number]
+        compile, release = code.mptify_packed_compile, code.mptify_packed_release
+        compile.restype, release.restype = address, None
+        compile.argtypes, release.argtypes = [address, count, address, number, number], [address]
         self._buffers: dict[type, list[str]] = {}  # the fields that number a buffer
         self.Step = self._build_structures(layout)["Step"]
-        self._kernel_numbers = {name: number for number, name in enumerate(names)}
+        self.kernel_names = names
         described = f"{__version__}\n{layout}\n{names}".encode()
         self.signature = int.from_bytes(hashlib.sha256(described).digest()[:7], "little")
 
     def kernel_number(self, name: str) -> int:
         """The number of a kernel in the library's table."""
-        if name not in self._kernel_numbers:
+        if name not in self.kernel_names:
             raise MptifyError(f"mptify's C++ library has no kernel {name!r}.")
-        return self._kernel_numbers[name]
+        return self.kernel_names.index(name)
 
     def fill(self, structure: Any, values: dict[str, Any]) -> Any:
         """Set a structure's fields. Buffers that are not given are -1, and numbers 0."""
@@ -78,6 +83,22 @@ class Library:
     def run(self, steps: Any, count: int, *arguments: Any) -> None:
         """Run steps on images; see `mptify_packed_run` in csrc/packed.cpp for the arguments."""
         self._code.mptify_packed_run(steps, count, *arguments)
+
+    def compile(self, owner: Any, steps: Any, addresses: Any, instruction_set: int) -> None:
+        """Make machine code for the layers on lanes among some steps, if the system allows it.
+
+        Args:
+            owner: The object that runs the steps. The code is released with it.
+            steps: An array of steps, which get the addresses of their code.
+            addresses: The addresses of the buffers.
+            instruction_set: Its number in `cpu_names()`; -1 is the best.
+        """
+        kernel = self.kernel_number("lanes_conv")
+        made = self._code.mptify_packed_compile(
+            steps, len(steps), addresses, kernel, instruction_set
+        )
+        if made:
+            weakref.finalize(owner, self._code.mptify_packed_release, made)
 
     def _build_structures(self, layout: str) -> dict[str, Any]:
         """ctypes structures from lines of `struct NAME SIZE`, each followed by its fields.

@@ -10,11 +10,12 @@ from torch import fx, nn
 from mptify.runtime.chain import Call, Chain
 from mptify.runtime.kernel import NativeKernel
 from mptify.runtime.kernels.pack import Pack
+from mptify.runtime.kernels.quantize import Dequantize, Quantize
 from mptify.runtime.kernels.unpack import Unpack
 
 __all__ = ["LAYOUT", "partition"]
 
-LAYOUT = "layout"  # in a node's meta: the layout of the planes that its kernel makes, if it does
+LAYOUT = "layout"  # in a node's meta: the layout of the bit planes that its kernel makes, or levels
 
 
 def partition(program: fx.GraphModule) -> fx.GraphModule:
@@ -108,16 +109,26 @@ def _convert_between_waves(
             name = f"{node.name}_to_{wave}"
             numbers: Any = node.args[0]
             users = [user for user in node.users if waves[user] == wave]
-            is_packed = isinstance(kernel, Pack)  # its numbers can be read again, if they last
+            layout = node.meta[LAYOUT]
+            unpack, pack = _converters(layout, kernel)
+            is_packed = isinstance(kernel, type(pack))  # its numbers can be read again if they last
             if not is_packed or any(_is_in_place(program.graph, user) for user in numbers.users):
-                numbers = _insert(program, node, f"{name}_unpack", Unpack(), node)
+                numbers = _insert(program, node, f"{name}_unpack", unpack, node)
                 kernels[numbers] = program.get_submodule(numbers.name)
                 waves[numbers] = waves[node]
-            again = _insert(program, numbers, f"{name}_pack", Pack(node.meta[LAYOUT]), numbers)
+            again = _insert(program, numbers, f"{name}_pack", pack, numbers)
             again.meta[LAYOUT] = node.meta[LAYOUT]
             kernels[again], waves[again] = program.get_submodule(again.name), wave
             for user in users:
                 user.replace_input_with(node, again)
+
+
+def _converters(layout: Any, kernel: Any) -> tuple[NativeKernel, NativeKernel]:
+    """Kernels from planes or levels to numbers, and back."""
+    if isinstance(layout, str):
+        return Unpack(), Pack(layout)
+    tokens = getattr(kernel, "tokens", False)
+    return Dequantize(layout.step), Quantize(*layout[:3], tokens=tokens)
 
 
 def _insert(
@@ -141,7 +152,7 @@ def _add_chain(
     inside = set(nodes)
     read = [one for node in nodes for one in node.all_input_nodes if one not in inside]
     inputs = list(dict.fromkeys(read))
-    outputs = [node for node in nodes if LAYOUT not in node.meta]
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     calls = [Call(node.name, tuple(str(one) for one in node.args), node.name) for node in nodes]
     chain = Chain(
         {node.name: kernels[node] for node in nodes},

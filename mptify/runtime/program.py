@@ -15,7 +15,7 @@ from mptify.runtime.values import Buffer, Numbers, Value
 __all__ = ["Program", "ProgramBuilder"]
 
 _KINDS = ("inputs", "outputs", "workspace", "constants")  # of buffers, in the order of numbers
-_REUSE_FROM = 8 << 20  # bytes of workspace above which free buffers are reused
+_REUSE_FROM = 1 << 20  # bytes of workspace above which free buffers are reused
 
 
 class ProgramBuilder:
@@ -37,11 +37,20 @@ class ProgramBuilder:
         self._steps: list[dict[str, Any]] = []
         self._free: list[int] = []  # workspace buffers that hold nothing any more
         self._shared: int | None = None  # the workspace buffer that all steps share
-        self._name, self._is_output = "", False
+        self._name = ""
+        self.is_output, self.margin = False, 0
+        self.arranged: dict[Any, Buffer] = {}  # see LanesConv
+        self._temporary: dict[Buffer, list[Buffer]] = {}
 
-    def begin(self, name: str, is_output: bool) -> None:
-        """Say which kernel adds the next steps, and whether its result is an output."""
-        self._name, self._is_output = name, is_output
+    def begin(self, name: str, is_output: bool, margin: int = 0) -> None:
+        """Say which kernel adds the next steps.
+
+        Args:
+            name: Its name.
+            is_output: Whether its result is an output.
+            margin: The least margin that its result should have, if it is `Planes`.
+        """
+        self._name, self.is_output, self.margin = name, is_output, margin
 
     def add(self, kernel: str, form: Any, into: Value | None = None, **fields: Any) -> Value:
         """Add a step.
@@ -56,13 +65,21 @@ class ProgramBuilder:
             The result.
         """
         if into is None:
-            into = Value(
-                form, self._output(form) if self._is_output else self._allocate(form.bytes)
-            )
+            into = Value(form, self._output(form) if self.is_output else self._allocate(form.bytes))
+        self._append(kernel, into.buffer, fields)
+        return into
+
+    def add_temporary(self, kernel: str, size: int, **fields: Any) -> Buffer:
+        """Add a step whose result lasts as long as the value that is its `input`."""
+        made = self._allocate(size)
+        self._temporary.setdefault(fields["input"], []).append(made)
+        self._append(kernel, made, fields)
+        return made
+
+    def _append(self, kernel: str, output: Buffer, fields: dict[str, Any]) -> None:
         self.names.append(self._name)
         number = require_library().kernel_number(kernel)
-        self._steps.append({"kernel": number, "output": into.buffer, **fields})
-        return into
+        self._steps.append({"kernel": number, "output": output, **fields})
 
     def constant(self, array: Any) -> Buffer:
         """An array or a tensor that the library reads."""
@@ -79,8 +96,10 @@ class ProgramBuilder:
 
     def release(self, buffer: Buffer) -> None:
         """Say that no later step reads a value."""
-        if buffer.kind == "workspace":
-            self._free.append(buffer.number)
+        for one in (buffer, *self._temporary.pop(buffer, ())):
+            if one.kind == "workspace":
+                self._free.append(one.number)
+        self.arranged = {key: one for key, one in self.arranged.items() if key[0] != buffer}
 
     def steps(self) -> Any:
         """The steps as the library reads them: an array of ctypes structures."""
@@ -88,9 +107,11 @@ class ProgramBuilder:
         steps = [library.fill(library.Step(), self._numbered(step)) for step in self._steps]
         return (library.Step * len(steps))(*steps)
 
-    def build(self) -> Program:
+    def build(self, *, compiles: bool = True) -> Program:
+        """The program; `compiles` says whether it may become machine code."""
         shapes = [form.shape for form in self.outputs]
-        return Program(self.steps(), self.inputs, shapes, self.workspace_sizes, self.constants)
+        arguments = (self.inputs, shapes, self.workspace_sizes, self.constants)
+        return Program(self.steps(), *arguments, compiles=compiles)
 
     def _output(self, form: Numbers) -> Buffer:
         self.outputs.append(form)
@@ -135,6 +156,7 @@ class Program:
         shapes: The shape of each output, for one image.
         workspace_sizes: The bytes of each workspace buffer.
         constants: Arrays and tensors.
+        compiles: Whether layers become machine code in the first run, where that is possible.
     """
 
     def __init__(
@@ -144,7 +166,11 @@ class Program:
         shapes: list[tuple[int, ...]],
         workspace_sizes: list[int],
         constants: list[Any],
+        *,
+        compiles: bool = True,
     ):
+        self._compiles = compiles
+        self._compiled: dict[int, Any] = {}  # steps by instruction set
         self._steps, self._shapes, self._images = steps, shapes, 0
         workspace = [
             torch.empty(size + 64, dtype=torch.uint8, device="cpu") for size in workspace_sizes
@@ -171,11 +197,23 @@ class Program:
         Args:
             instruction_set: Its number in `cpu_names()`; -1 is the best.
         """
-        self._run(self._steps, len(self._steps), self._images, instruction_set)
+        steps = self._steps_for(instruction_set)
+        self._run(steps, len(steps), self._images, instruction_set)
 
     def run_step(self, number: int, instruction_set: int = -1) -> None:
         """Run one step on the first image."""
-        self._run(ctypes.byref(self._steps[number]), 1, 1, instruction_set)
+        step = self._steps_for(instruction_set)[number]
+        self._run(ctypes.byref(step), 1, 1, instruction_set)
+
+    def _steps_for(self, instruction_set: int) -> Any:
+        """The steps, with machine code for the layers on lanes where that is possible."""
+        if not self._compiles:
+            return self._steps
+        if instruction_set not in self._compiled:
+            steps = type(self._steps)(*self._steps)
+            require_library().compile(self, steps, self._addresses, instruction_set)
+            self._compiled[instruction_set] = steps
+        return self._compiled[instruction_set]
 
     def _run(self, steps: Any, count: int, images: int, instruction_set: int) -> None:
         threads = torch.get_num_threads()

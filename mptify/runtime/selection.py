@@ -13,10 +13,9 @@ from mptify.runtime.lane_fusion import LanePattern
 __all__ = ["select_kernel", "select_lane_kernel"]
 
 
-def select_lane_kernel(pattern: LanePattern) -> Kernel | None:
+def select_lane_kernel(pattern: LanePattern) -> Candidate | None:
     """The kernel for a pattern on lanes; None if torch is estimated to be faster."""
-    candidates = _candidates(pattern, on_lanes=True)
-    return min(candidates, key=lambda one: one.cost).make() if candidates else None
+    return min(_candidates(pattern, on_lanes=True), key=lambda one: one.cost, default=None)
 
 
 def select_kernel(pattern: Pattern) -> tuple[Kernel, MaxPool | None] | None:

@@ -70,7 +70,12 @@ def _packed(
     data: Any = steps.numpy()
     array = library.Step * (steps.numel() // ctypes.sizeof(library.Step))
     program = Program(
-        array.from_buffer_copy(data), len(inputs), _unflatten(shapes), workspace_sizes, constants
+        array.from_buffer_copy(data),
+        len(inputs),
+        _unflatten(shapes),
+        workspace_sizes,
+        constants,
+        compiles=False,  # for one run
     )
     outputs = program.bind(inputs)
     program.run()

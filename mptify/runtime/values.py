@@ -1,20 +1,26 @@
-"""Values in a program: numbers, and signs as bit planes.
+"""Values in a program: numbers as tensors hold them, planes of numbers, and signs as bit planes.
 
-A plane holds one channel, one bit per pixel: 1 for +1, 0 for -1.
+A bit plane holds one channel, one bit per pixel: 1 for +1, 0 for -1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["LAYOUTS", "Bits", "Buffer", "Numbers", "Value", "row_bytes", "to_tokens", "whole_words"]
+__all__ = [
+    "LANE_TYPES", "LAYOUTS", "Bits", "Buffer", "Numbers", "Planes", "Value", "row_bytes",
+    "to_tokens", "whole_words",
+]  # fmt: skip
 
 LAYOUTS = ("channels", "tokens", "vectors")  # which dimension of a tensor becomes planes
 
+LANE_TYPES = {"float32": (0, 4), "uint8": (1, 1), "int8": (2, 1)}  # number and bytes
+
+_PLANES_READ_AHEAD = 2048  # bytes behind the last plane of numbers that a kernel may read
 _READ_AHEAD = 40  # bytes behind the last plane that a kernel may read
 
 
@@ -94,6 +100,65 @@ class Numbers:
         return 4 * prod(self.shape)
 
 
+@dataclass(frozen=True)
+class Planes:
+    """The form of one image as planes of numbers between layers on lanes.
+
+    A plane holds one channel. There are `margin` zeros behind each row, so that a row's left
+    neighbours are zeros too, and `margin` rows of zeros above and below.
+
+    Attributes:
+        dtype: "float32", or "uint8" or "int8" for levels.
+        tokens: For a row of tokens, the shape that the tokens had.
+    """
+
+    dtype: str
+    channels: int
+    height: int
+    width: int
+    margin: int = 0
+    tokens: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.height, self.width
+
+    @property
+    def type_number(self) -> int:
+        return LANE_TYPES[self.dtype][0]
+
+    @property
+    def item_bytes(self) -> int:
+        return LANE_TYPES[self.dtype][1]
+
+    @property
+    def row(self) -> int:
+        """The elements from one row to the next."""
+        return self.width + self.margin
+
+    @property
+    def origin(self) -> int:
+        """The elements before the first pixel of the first plane, in whole cache lines."""
+        per_line = 64 // self.item_bytes
+        return -(-self.margin * (self.row + 1) // per_line) * per_line
+
+    @property
+    def plane(self) -> int:
+        """The elements from one plane to the next; kernels write whole vectors."""
+        pixels = (self.height + self.margin) * self.row + self.margin
+        lines = -(-(self.origin + pixels) * self.item_bytes // 64) + 1
+        return (lines + (lines % 16 == 0)) * 64 // self.item_bytes  # planes share no cache sets
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """The elements from a channel, row and column to the next."""
+        return self.plane, self.row, 1
+
+    @property
+    def bytes(self) -> int:
+        return self.channels * self.plane * self.item_bytes + _PLANES_READ_AHEAD
+
+
 class Buffer(NamedTuple):
     """A buffer of a program: the `number`-th of its inputs, outputs, workspace or constants."""
 
@@ -104,7 +169,7 @@ class Buffer(NamedTuple):
 class Value(NamedTuple):
     """What a kernel reads or makes, and the buffer that holds it."""
 
-    form: Bits | Numbers
+    form: Any
     buffer: Buffer
 
 

@@ -27,11 +27,13 @@ from mptify.models.init_mode import InitMode
 from mptify.nn.quantizers import level_range
 from mptify.runtime import load, pack, packed_layers
 from mptify.runtime.chain import Call, Chain
-from mptify.runtime.geometry import Geometry
+from mptify.runtime.geometry import Geometry, Window
 from mptify.runtime.kernel import NativeKernel
 from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
 from mptify.runtime.kernels.lanes_conv import LanesConv
+from mptify.runtime.kernels.number_max_pool import NumberMaxPool
 from mptify.runtime.kernels.pack import Pack
+from mptify.runtime.kernels.quantize import Dequantize, Quantize
 from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.library import library
 from mptify.surgery import transform
@@ -361,26 +363,34 @@ def _step_on_planes(image: Tensor, weight: Tensor, geometry: Geometry) -> Callab
 def _step_on_lanes(
     image: Tensor, weight: Tensor, geometry: Geometry, bits: int
 ) -> Callable[[], Any]:
-    """A layer from numbers to numbers, which rounds its input to levels if it has few bits."""
-    levels, expected = None, image
+    """A layer from planes to planes: of float32, or of levels, which it rounds its sums to."""
+    keep = NumberMaxPool(Window((1, 1)))  # puts tensors into planes, and back
+    kernels: dict[str, NativeKernel] = {"first": keep, "last": keep}
+    levels, rounding, expected, step = None, None, image, 1.0
     if bits < 32:
         lowest, highest = level_range(bits, signed=False)
-        levels = (highest / 3, lowest, highest, 1.0)
-        expected = (image * levels[0]).clamp(lowest, highest).round()
-    layer = LanesConv(weight.to(torch.int8), geometry, torch.ones(1), levels)
-    chain = Chain({"layer": layer}, [Call("layer", ("image",), "sums")], ["image"], ["sums"])
-    _, program = chain.program_for([image])
+        expected = (image * (highest / 3)).clamp(lowest, highest).round()
+        levels, step = (lowest, highest, 1.0), 0.25
+        kernels = {"first": Quantize(highest / 3, lowest, highest), "last": Dequantize(step)}
+        rounding = (1 / step, lowest, highest)
+    kernels["layer"] = LanesConv(
+        weight.to(torch.int8), geometry, torch.tensor(0.125), levels, None, rounding
+    )
+    calls = [
+        Call("first", ("image",), "planes"),
+        Call("layer", ("planes",), "sums"),
+        Call("last", ("sums",), "output"),
+    ]
+    chain = Chain(kernels, calls, ["image"], ["output"])
+    builder, program = chain.program_for([image])
+    assert builder.names == ["first", "layer", "last"]
     outputs = program.bind([image])
     program.run()
-    sums = F.conv2d(expected, weight.float(), padding=1)
+    sums = F.conv2d(expected, weight.float(), padding=1) * 0.125
+    if rounding is not None:
+        sums = (sums / step).clamp(lowest, highest).round() * step
     assert bool(((outputs[0] - sums).abs() <= 1e-5 * sums.abs().max()).all())
-    kept_alive = (image, outputs)
-
-    def step() -> Any:
-        program.run_step(0)
-        return kept_alive
-
-    return step
+    return partial(program.run_step, 1)
 
 
 def _prepare() -> None:

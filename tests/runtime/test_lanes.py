@@ -1,5 +1,7 @@
 """Convolutions on lanes equal torch's: to the bit on levels, and to rounding on float32."""
 
+from math import inf
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernels import lanes_conv
 from mptify.runtime.kernels.lanes_conv import LanesConv
 from mptify.runtime.kernels.number_max_pool import NumberMaxPool
+from mptify.runtime.kernels.quantize import Dequantize, Quantize
 from mptify.runtime.lane_fusion import lane_patterns
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.subgraphs import propagate_shapes, with_graphs
@@ -29,11 +32,23 @@ def ternary(generator, shape, kept):
     return (signs * (torch.rand(shape, generator=generator) < kept)).to(torch.int8)
 
 
-def run(kernel, *inputs, cpu=-1):
+def run(kernel, *inputs, cpu=-1, compiles=True, before=None, behind=None):
+    """A kernel on numbers; `before` makes its first input from them, and `behind` its numbers."""
     names = [f"x{number}" for number in range(len(inputs))]
-    chain = Chain({"k": kernel}, [Call("k", tuple(names), "y")], names, ["y"])
-    chain.instruction_set = cpu
+    kernels, calls, read = {"k": kernel}, [], list(names)
+    if before is not None:
+        kernels["before"], read[0] = before, "levels"
+        calls.append(Call("before", (names[0],), "levels"))
+    calls.append(Call("k", tuple(read), "y"))
+    if behind is not None:
+        kernels["behind"] = behind
+        calls.append(Call("behind", ("y",), "z"))
+    chain = Chain(kernels, calls, names, [calls[-1].output])
+    chain.instruction_set, chain.compiles = cpu, compiles
     return chain(*inputs)[0]
+
+
+CPUS = st.sampled_from(range(len(cpu_names()) or 1))
 
 
 def convolved(x, weight, geometry, groups):
@@ -73,24 +88,143 @@ def layers(draw):
     layer=layers(),
     bits=st.sampled_from([2, 4, 8, 32]),
     signed=st.booleans(),
-    cpu=st.sampled_from(range(len(cpu_names()) or 1)),
+    cpu=CPUS,
+    compiles=st.booleans(),
 )
-def test_sums_are_those_of_torch(layer, bits, signed, cpu):
+def test_sums_are_those_of_torch(layer, bits, signed, cpu, compiles):
     geometry, groups, filters, kept, seed = layer
     generator = torch.Generator().manual_seed(seed)
     weight = ternary(generator, (filters, geometry.channels // groups, *geometry.kernel), kept)
     x = torch.randn(2, geometry.channels, *geometry.size, generator=generator)
-    scale = torch.tensor(0.37)
+    scale, how = torch.tensor(0.37), {"cpu": cpu, "compiles": compiles}
     if bits == 32:
-        found = run(LanesConv(weight, geometry, scale), x, cpu=cpu)
+        found = run(LanesConv(weight, geometry, scale), x, **how)
         expected = convolved(x, weight, geometry, groups) * 0.37
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
         return
     lowest, highest = level_range(bits, signed)
     inverse = highest / 3
     levels = (x * torch.tensor(inverse)).clamp(lowest, highest).round()
-    found = run(LanesConv(weight, geometry, scale, (inverse, lowest, highest, 0.5)), x, cpu=cpu)
+    kernel = LanesConv(weight, geometry, scale, (lowest, highest, 0.5))
+    found = run(kernel, x, before=Quantize(inverse, lowest, highest), **how)
     assert torch.equal(found, convolved(levels, weight, geometry, groups).float() * 0.5 * scale)
+
+
+@PROPERTY
+@given(
+    layer=layers(),
+    bits=st.sampled_from([2, 4, 8, 32]),
+    signed=st.booleans(),
+    adds=st.sampled_from(["nothing", "numbers", "levels"]),
+    makes_levels=st.booleans(),
+    cpu=CPUS,
+    compiles=st.booleans(),
+)
+def test_what_follows_a_layer_is_rounded_as_torch_rounds_it(
+    layer, bits, signed, adds, makes_levels, cpu, compiles
+):
+    """Bias, two norms, an addition and a range, between two layers that pass planes on."""
+    geometry, groups, filters, kept, seed = layer
+    generator = torch.Generator().manual_seed(seed)
+
+    def per_filter(low, high):
+        return torch.empty(filters).uniform_(low, high, generator=generator)
+
+    weight = ternary(generator, (filters, geometry.channels // groups, *geometry.kernel), kept)
+    x = torch.randn(1, geometry.channels, *geometry.size, generator=generator)
+    lowest, highest = level_range(min(bits, 8), signed)
+    names = ("bias", "alpha", "beta", "last_alpha", "last_beta")
+    epilogue = {
+        name: per_filter(-1, 1) for name in names if torch.rand((), generator=generator) < 0.6
+    }
+    for name in ("", "last_"):
+        if f"{name}alpha" in epilogue or f"{name}beta" in epilogue:
+            epilogue.setdefault(f"{name}alpha", per_filter(-1, 1))
+            epilogue.setdefault(f"{name}beta", per_filter(-1, 1))
+    epilogue["range"] = torch.tensor([0.0, 6.0])
+    out = (1, filters, *geometry.out_size)
+    other = torch.randint(0, 4, out, generator=generator) / 2
+    if adds == "levels":
+        epilogue["other_step"] = torch.tensor(0.5)
+    rounding = (4.0, 0.0, 15.0) if makes_levels else None
+    levels = None if bits == 32 else (lowest, highest, 0.25)
+    layer = LanesConv(weight, geometry, torch.tensor(0.5), levels, epilogue, rounding)
+    calls, kernels = [], {"layer": layer}
+    read = ["x", *(["other"] if adds != "nothing" else [])]
+    inputs = [x, *([other] if adds != "nothing" else [])]
+    if bits < 32:
+        kernels["first"] = Quantize(2.0, lowest, highest)
+        calls.append(Call("first", ("x",), "levels"))
+        read[0] = "levels"
+        x = (x * 2).clamp(lowest, highest).round()
+    if adds == "levels":
+        kernels["others"] = Quantize(2.0, 0, 3)
+        calls.append(Call("others", ("other",), "other_levels"))
+        read[1] = "other_levels"
+    # Another layer reads the result: each channel by itself, with a window around each pixel.
+    identity = torch.zeros(filters, 1, 3, 3, dtype=torch.int8)
+    identity[:, 0, 0, 2] = 1
+    last = LanesConv(
+        identity,
+        Geometry(filters, geometry.out_size, (3, 3), padding=(1, 1)),
+        torch.tensor(1.0),
+        (0.0, 15.0, 1.0) if makes_levels else None,
+    )
+    kernels["last"] = last
+    calls += [Call("layer", tuple(read), "result"), Call("last", ("result",), "shifted")]
+    names = ["x", "other"][: len(inputs)]
+    chain = Chain(kernels, calls, names, ["shifted"])
+    chain.instruction_set, chain.compiles = cpu, compiles
+    found = chain(*inputs)[0]
+
+    y = convolved(x, weight, geometry, groups).float()
+    y = (y * 0.25 if bits < 32 else y) * 0.5
+    of = {
+        name: value.view(-1, 1, 1)
+        for name, value in epilogue.items()
+        if value.dim()
+        and len(value) == filters
+        and name in ("bias", "alpha", "beta", "last_alpha", "last_beta")
+    }
+    if "bias" in of:
+        y = y + of["bias"]
+    if "alpha" in of:
+        y = y * of["alpha"] + of["beta"]
+    if adds != "nothing":
+        y = y + other
+    y = y.clamp(0, 6)
+    if "last_alpha" in of:
+        y = y * of["last_alpha"] + of["last_beta"]
+    if makes_levels:
+        y = (y * 4).clamp(0, 15).round()
+    y = F.pad(y, (1, 1, 1, 1))[:, :, :-2, 2:]
+    if bits == 32 and makes_levels:
+        assert (found - y).abs().max() <= 1  # a sum near the middle of two levels
+    elif bits == 32:
+        torch.testing.assert_close(found, y, rtol=1e-4, atol=1e-4)
+    else:
+        assert torch.equal(found, y)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("cpu", range(len(cpu_names())))
+@pytest.mark.parametrize(
+    ("bits", "signed"), [(2, False), (4, False), (4, True), (8, False), (8, True)]
+)
+@pytest.mark.parametrize("signs", [[1], [-1], [1, -1]])
+def test_extreme_sums_do_not_overflow(bits, signed, signs, cpu, compiles):
+    """All inputs at the highest level, all of 4,608 taps kept, of one sign or of both."""
+    lowest, highest = level_range(bits, signed)
+    weight = torch.tensor(signs, dtype=torch.int8).repeat(512 // len(signs)).view(1, 512, 1, 1)
+    weight = weight.repeat(40, 1, 3, 3).contiguous()
+    geometry = Geometry(512, (5, 5), (3, 3), padding=(1, 1))
+    kernel = LanesConv(weight, geometry, torch.tensor(1.0), (lowest, highest, 1.0))
+    for level in (highest, lowest):
+        x = torch.full((1, 512, 5, 5), float(level))
+        x[:, 1::2] = highest if len(signs) == 1 else lowest
+        before = Quantize(1.0, lowest, highest)
+        found = run(kernel, x, before=before, cpu=cpu, compiles=compiles)
+        assert torch.equal(found, convolved(x, weight, geometry, 1).float())
 
 
 @PROPERTY
@@ -99,7 +233,7 @@ def test_sums_are_those_of_torch(layer, bits, signed, cpu):
     kernel=st.integers(1, 3),
     stride=st.integers(1, 3),
     dilation=st.integers(1, 2),
-    cpu=st.sampled_from(range(len(cpu_names()) or 1)),
+    cpu=CPUS,
 )
 def test_max_pools_are_those_of_torch(size, kernel, stride, dilation, cpu):
     size = tuple(max(one, dilation * (kernel - 1) + 1) for one in size)
@@ -108,6 +242,14 @@ def test_max_pools_are_those_of_torch(size, kernel, stride, dilation, cpu):
     x[0, 0, 1, 1] = torch.nan
     found = run(NumberMaxPool.of(module), x, cpu=cpu)
     torch.testing.assert_close(found, module(x), rtol=0, atol=0, equal_nan=True)
+    falling = torch.tensor([True, False, True])
+    found = run(NumberMaxPool.of(module, falling), x, cpu=cpu)
+    signs = torch.where(falling, -1, 1).view(-1, 1, 1)
+    torch.testing.assert_close(found, module(x * signs) * signs, rtol=0, atol=0, equal_nan=True)
+    levels = x.nan_to_num().mul(4).clamp(-7, 7).round()
+    pool = NumberMaxPool.of(module)
+    found = run(pool, levels, cpu=cpu, before=Quantize(1.0, -7, 7), behind=Dequantize(0.5))
+    assert torch.equal(found, module(levels) * 0.5)
 
 
 # -- networks ------------------------------------------------------------------------------------
@@ -169,11 +311,14 @@ def test_each_kernel_gives_what_the_float_path_gives(name, size, bits, settings)
         values = Values(model).of(image)
         fused = set()
         for node, pattern in patterns.items():
-            given = (pattern.weight(), pattern.geometry(), pattern.scale(), pattern.levels)
-            options = {"tokens": pattern.tokens, "fused": pattern.fused}
-            kernel = LanesConv(*given, pattern.epilogue, **options)
+            before = behind = None
+            if pattern.levels is not None:
+                before = Quantize(*pattern.levels[:3], tokens=pattern.tokens)
+            if pattern.pool is not None:
+                behind = NumberMaxPool.of(pattern.pool, pattern.epilogue["alpha"] < 0)
             sources = [one for one in (pattern.source, pattern.other) if one is not None]
-            found = run(kernel, *(values[one] for one in sources))
+            given = [values[one] for one in sources]
+            found = run(LanesConv.of(pattern), *given, before=before, behind=behind)
             fused |= pattern.epilogue.keys() | ({"other"} if pattern.other is not None else set())
             if pattern.levels is not None:
                 assert torch.equal(found, values[node]), node
@@ -201,7 +346,7 @@ def test_layers_that_torch_computes_faster_are_left_to_it():
 
 def test_a_kernel_whose_sums_could_overflow_is_not_used(monkeypatch):
     """Patches of 16×16 pixels, unpruned: one channel may sum more than 16 bits hold."""
-    monkeypatch.setattr(lanes_conv, "dense_rate", lambda: 1e-9)  # torch is never faster
+    monkeypatch.setattr(lanes_conv, "dense_cost", lambda *args: inf)  # torch is never faster
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 16, 16), torch.nn.ReLU())
     images = torch.ones(2, 3, 64, 64)
     with torch.no_grad():

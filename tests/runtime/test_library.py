@@ -21,6 +21,8 @@ const char* mptify_packed_kernel_name(int) { return ""; }
 int mptify_packed_cpus() { return 0; }
 const char* mptify_packed_cpu_name(int) { return ""; }
 int mptify_packed_word_bytes() { return 16; }
+void* mptify_packed_compile() { return nullptr; }
+void mptify_packed_release() {}
 void mptify_packed_run() {}
 }
 """
@@ -71,7 +73,9 @@ def test_without_a_library_there_is_none(tmp_path, monkeypatch):
 
 def test_every_native_kernel_is_in_the_library():
     names = {name for name, kernel in kernels.all().items() if issubclass(kernel, NativeKernel)}
-    assert sorted(library.kernel_number(name) for name in names) == list(range(len(names)))
+    of_quantizers = {"quantize", "dequantize"}
+    numbers = {library.kernel_number(name) for name in names - of_quantizers | {"lanes_arrange"}}
+    assert numbers == set(range(len(library.kernel_names)))
     with pytest.raises(MptifyError, match="has no kernel 'nothing'"):
         library.kernel_number("nothing")
 

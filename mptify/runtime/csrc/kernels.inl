@@ -11,6 +11,7 @@
 #include "flatten.inl"
 #include "input_conv.inl"
 #include "lanes.inl"
+#include "lanes_arrange.inl"
 #include "lanes_conv.inl"
 #include "max_pool.inl"
 #include "number_max_pool.inl"
@@ -29,6 +30,7 @@ static constexpr KernelEntry KERNELS[] = {
     KERNEL(concat),
     KERNEL(flatten),
     KERNEL(input_conv),
+    KERNEL(lanes_arrange),
     KERNEL(lanes_conv),
     KERNEL(max_pool),
     KERNEL(number_max_pool),

@@ -5,10 +5,21 @@
 
 typedef float FloatLanes __attribute__((vector_size(CPU_BYTES), aligned(4), may_alias));
 typedef int32_t IntLanes __attribute__((vector_size(CPU_BYTES), aligned(4), may_alias));
-typedef int16_t ShortLanes __attribute__((vector_size(CPU_BYTES), aligned(2), may_alias));
-typedef uint8_t ByteLanes __attribute__((vector_size(CPU_BYTES), aligned(1), may_alias));
-typedef int16_t WideBytes __attribute__((vector_size(2 * CPU_BYTES), aligned(2), may_alias));
-typedef int32_t WideShorts __attribute__((vector_size(2 * CPU_BYTES), aligned(4), may_alias));
+
+// A vector of lanes, at any address.
+template <class Lane>
+struct VectorOf {
+  typedef Lane type __attribute__((vector_size(CPU_BYTES), aligned(sizeof(Lane)), may_alias));
+};
+
+// As many numbers of a type as a vector has float32 lanes.
+template <class Number>
+struct SomeOf {
+  typedef Number type
+      __attribute__((vector_size(CPU_BYTES / 4 * sizeof(Number)), aligned(1), may_alias));
+};
+
+static constexpr int64_t FLOAT_LANES = CPU_BYTES / 4;  // lanes of a vector of float32
 
 // x · a + b, rounded once.
 static inline __attribute__((always_inline)) FloatLanes multiply_add(
@@ -23,99 +34,190 @@ static inline __attribute__((always_inline)) FloatLanes multiply_add(
 #endif
 }
 
-// The survivors of one filter among some channels: offsets of the vectors that it adds, and then
-// of those that it subtracts.
-struct Taps {
-  const int32_t* added;
-  const int32_t* subtracted;
-  const int32_t* end;
-};
-
-// `sums` of VECTORS vectors of lanes, or what they grow by if `first` is false.
-template <int VECTORS>
-static inline __attribute__((always_inline)) void add_lanes(
-    const float* __restrict base, const Taps& taps, bool first, float* __restrict sums) {
-  constexpr int LANES = CPU_BYTES / 4;
-  FloatLanes sum[VECTORS];
-  #pragma GCC unroll 16
-  for (int i = 0; i < VECTORS; i++)
-    sum[i] = first ? FloatLanes{} : *(const FloatLanes*)(sums + LANES * i);
-  for (const int32_t* tap = taps.added; tap < taps.subtracted; tap++)
-    #pragma GCC unroll 16
-    for (int i = 0; i < VECTORS; i++) sum[i] += *(const FloatLanes*)(base + *tap + LANES * i);
-  for (const int32_t* tap = taps.subtracted; tap < taps.end; tap++)
-    #pragma GCC unroll 16
-    for (int i = 0; i < VECTORS; i++) sum[i] -= *(const FloatLanes*)(base + *tap + LANES * i);
-  #pragma GCC unroll 16
-  for (int i = 0; i < VECTORS; i++) *(FloatLanes*)(sums + LANES * i) = sum[i];
+static inline __attribute__((always_inline)) FloatLanes clip(FloatLanes x, float low, float high) {
+  const FloatLanes least = FloatLanes{} + low, most = FloatLanes{} + high;
+  x = x < least ? least : x;  // NaN stays NaN
+  return x > most ? most : x;
 }
 
-// The same for 16-bit lanes, with 32-bit sums. There are so few taps that 16 bits do not overflow.
-template <int VECTORS>
-static inline __attribute__((always_inline)) void add_lanes(
-    const int16_t* __restrict base, const Taps& taps, bool first, int32_t* __restrict sums) {
-  constexpr int LANES = CPU_BYTES / 2;
-  ShortLanes sum[VECTORS];
-  #pragma GCC unroll 16
-  for (int i = 0; i < VECTORS; i++) sum[i] = ShortLanes{};
-  for (const int32_t* tap = taps.added; tap < taps.subtracted; tap++)
-    #pragma GCC unroll 16
-    for (int i = 0; i < VECTORS; i++) sum[i] += *(const ShortLanes*)(base + *tap + LANES * i);
-  for (const int32_t* tap = taps.subtracted; tap < taps.end; tap++)
-    #pragma GCC unroll 16
-    for (int i = 0; i < VECTORS; i++) sum[i] -= *(const ShortLanes*)(base + *tap + LANES * i);
-  #pragma GCC unroll 16
-  for (int i = 0; i < VECTORS; i++) {
-    WideShorts* to = (WideShorts*)(sums + LANES * i);
-    const WideShorts wide = __builtin_convertvector(sum[i], WideShorts);
-    *to = first ? wide : *to + wide;
+// Rounds half to even: adding 1.5 · 2^23 leaves no bits behind the point.
+static inline __attribute__((always_inline)) IntLanes round_lanes(FloatLanes x) {
+  const FloatLanes shifted = x + 12582912.0f;
+  return (IntLanes)shifted - (IntLanes)(FloatLanes{} + 12582912.0f);
+}
+
+// One vector of float32 from numbers of another type, and back. Compilers convert bytes one by one.
+template <class Number>
+static inline __attribute__((always_inline)) FloatLanes load_numbers(const Number* from) {
+  typename SomeOf<Number>::type some;
+  __builtin_memcpy(&some, from, sizeof(some));
+  if constexpr (std::is_same<Number, float>::value) return some;
+#if CPU_BYTES == 64
+  else if constexpr (std::is_same<Number, int16_t>::value)
+    return (FloatLanes)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32((__m256i)some));
+  else if constexpr (std::is_same<Number, int8_t>::value)
+    return (FloatLanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)some));
+  else if constexpr (std::is_same<Number, uint8_t>::value)
+    return (FloatLanes)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)some));
+#elif CPU_BYTES == 32
+  else if constexpr (std::is_same<Number, int16_t>::value)
+    return (FloatLanes)_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32((__m128i)some));
+  else if constexpr (std::is_same<Number, int8_t>::value)
+    return (FloatLanes)_mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+  else if constexpr (std::is_same<Number, uint8_t>::value)
+    return (FloatLanes)_mm256_cvtepi32_ps(
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#endif
+  else return __builtin_convertvector(__builtin_convertvector(some, IntLanes), FloatLanes);
+}
+
+template <class Number>
+static inline __attribute__((always_inline)) void store_levels(IntLanes levels, Number* to) {
+  typedef typename SomeOf<Number>::type Some;
+  const Some some = __builtin_convertvector(levels, Some);
+  __builtin_memcpy(to, &some, sizeof(some));
+}
+
+// Some numbers, and zeros behind them. Not written number by number and then read as a vector,
+// which would have to wait until all numbers are in the cache.
+template <class Number>
+static inline __attribute__((always_inline)) FloatLanes load_some(
+    const Number* from, int64_t count, int64_t stride) {
+  FloatLanes some = {};
+  for (int64_t i = 0; i < count; i++) some[i] = (float)from[i * stride];
+  return some;
+}
+
+// Numbers that lie `stride` apart.
+static inline __attribute__((always_inline)) FloatLanes gather(const float* from, int64_t stride) {
+#if CPU_BYTES == 64
+  const __m512i each = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i at = _mm512_mullo_epi32(each, _mm512_set1_epi32((int)stride));
+  return (FloatLanes)_mm512_i32gather_ps(at, from, 4);
+#elif CPU_BYTES == 32
+  const __m256i each = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i at = _mm256_mullo_epi32(each, _mm256_set1_epi32((int)stride));
+  return (FloatLanes)_mm256_i32gather_ps(from, at, 4);
+#else
+  return load_some(from, FLOAT_LANES, stride);
+#endif
+}
+
+// A pointer that the compiler keeps as it is: an addition that reads from base + index would be
+// two operations for the processor, and one that reads from a register only is one.
+template <class Type>
+static inline __attribute__((always_inline)) const Type* in_register(const Type* pointer) {
+#ifdef __GNUC__
+  asm("" : "+r"(pointer));
+#endif
+  return pointer;
+}
+
+// `sum` plus or minus what `count` taps find. We take two at a time: that is fewer branches, and
+// additions of float32, which take long, wait less for each other.
+template <int VECTORS, bool SUBTRACT, class Lane>
+static inline __attribute__((always_inline)) const uint16_t* add_taps(
+    const uint8_t* planes, const uint16_t* tap, int64_t count,
+    typename VectorOf<Lane>::type* sum) {
+  typedef typename VectorOf<Lane>::type Lanes;
+  const auto add = [&](int v, Lanes found) __attribute__((always_inline)) {
+    sum[v] = SUBTRACT ? sum[v] - found : sum[v] + found;
+  };
+  for (const uint16_t* end = tap + (count & ~1); tap < end; tap += 2) {
+    const Lanes* const one = (const Lanes*)in_register(planes + tap[0] * UNIT);
+    const Lanes* const other = (const Lanes*)in_register(planes + tap[1] * UNIT);
+    if (std::is_same<Lane, float>::value) {
+      #pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) add(v, one[v] + other[v]);
+    } else {
+      #pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) add(v, one[v]);
+      #pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) add(v, other[v]);
+    }
+  }
+  if (count & 1) {
+    const Lanes* const one = (const Lanes*)in_register(planes + *tap++ * UNIT);
+    #pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) add(v, one[v]);
+  }
+  return tap;
+}
+
+// Adds all taps of some filters to their sums, which are `width` lanes apart.
+template <int VECTORS, class Lane>
+static __attribute__((noinline)) void add_filters(
+    const uint8_t* __restrict planes, const uint16_t* tap, const TapCounts* counts,
+    const TapCounts* end, int64_t width, Lane* __restrict sums) {
+  typedef typename VectorOf<Lane>::type Lanes;
+  for (; counts < end; counts++, sums += width) {
+    Lanes* const mine = (Lanes*)sums;
+    Lanes sum[VECTORS];
+    #pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) sum[v] = mine[v];
+    tap = add_taps<VECTORS, false, Lane>(planes, tap, counts->added, sum);
+    tap = add_taps<VECTORS, true, Lane>(planes, tap, counts->subtracted, sum);
+    #pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) mine[v] = sum[v];
   }
 }
 
-// The same for bytes, with 16-bit sums; after `most` taps of one sign a byte is full.
-template <int VECTORS>
-static inline __attribute__((always_inline)) void add_lanes(
-    const uint8_t* __restrict base, const Taps& taps, int64_t most, bool first,
-    int16_t* __restrict sums) {
-  WideBytes sum[VECTORS];
-  #pragma GCC unroll 8
-  for (int i = 0; i < VECTORS; i++)
-    sum[i] = first ? WideBytes{} : *(const WideBytes*)(sums + CPU_BYTES * i);
-  const int32_t *added = taps.added, *subtracted = taps.subtracted;
-  while (added < taps.subtracted || subtracted < taps.end) {
-    ByteLanes plus[VECTORS], minus[VECTORS];
-    #pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) plus[i] = minus[i] = ByteLanes{};
-    for (const int32_t* end = std::min(taps.subtracted, added + most); added < end; added++)
-      #pragma GCC unroll 8
-      for (int i = 0; i < VECTORS; i++) plus[i] += *(const ByteLanes*)(base + *added + CPU_BYTES * i);
-    for (const int32_t* end = std::min(taps.end, subtracted + most); subtracted < end; subtracted++)
-      #pragma GCC unroll 8
-      for (int i = 0; i < VECTORS; i++)
-        minus[i] += *(const ByteLanes*)(base + *subtracted + CPU_BYTES * i);
-    #pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++)
-      sum[i] += __builtin_convertvector(plus[i], WideBytes) -
-                __builtin_convertvector(minus[i], WideBytes);
-  }
-  #pragma GCC unroll 8
-  for (int i = 0; i < VECTORS; i++) *(WideBytes*)(sums + CPU_BYTES * i) = sum[i];
+// Half of a vector, as numbers of twice as many bits.
+template <class Wide, class Lane>
+static inline __attribute__((always_inline)) typename VectorOf<Wide>::type widen_half(
+    const Lane* from) {
+  typedef Lane Half __attribute__((vector_size(CPU_BYTES / 2)));
+  Half half;
+  __builtin_memcpy(&half, from, sizeof(half));
+#if CPU_BYTES == 64
+  if constexpr (std::is_same<Lane, uint8_t>::value)
+    return (typename VectorOf<Wide>::type)_mm512_cvtepu8_epi16((__m256i)half);
+  else if constexpr (std::is_same<Lane, int8_t>::value)
+    return (typename VectorOf<Wide>::type)_mm512_cvtepi8_epi16((__m256i)half);
+  else return (typename VectorOf<Wide>::type)_mm512_cvtepi16_epi32((__m256i)half);
+#elif CPU_BYTES == 32
+  if constexpr (std::is_same<Lane, uint8_t>::value)
+    return (typename VectorOf<Wide>::type)_mm256_cvtepu8_epi16((__m128i)half);
+  else if constexpr (std::is_same<Lane, int8_t>::value)
+    return (typename VectorOf<Wide>::type)_mm256_cvtepi8_epi16((__m128i)half);
+  else return (typename VectorOf<Wide>::type)_mm256_cvtepi16_epi32((__m128i)half);
+#else
+  return __builtin_convertvector(half, typename VectorOf<Wide>::type);
+#endif
 }
 
-template <class Lane>
-struct LaneTraits;
-template <>
-struct LaneTraits<float> {
-  typedef float Sum;
-  static constexpr int MAX_VECTORS = 8;
-};
-template <>
-struct LaneTraits<int16_t> {
-  typedef int32_t Sum;
-  static constexpr int MAX_VECTORS = 8;
-};
-template <>
-struct LaneTraits<uint8_t> {
-  typedef int16_t Sum;
-  static constexpr int MAX_VECTORS = CPU_BYTES == 64 ? 4 : 3;
-};
+// Adds a vector of bytes to 16-bit sums, or one of 16-bit integers to 32-bit sums.
+template <bool SUBTRACT, class Lane, class Wide>
+static inline __attribute__((always_inline)) void widen(
+    typename VectorOf<Lane>::type sum, Wide* to) {
+  typedef typename VectorOf<Wide>::type WideLanes;
+  #pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) {
+    WideLanes* const wide = (WideLanes*)to + i;
+    const WideLanes more = widen_half<Wide>((const Lane*)&sum + i * (CPU_BYTES / 2 / sizeof(Lane)));
+    *wide = SUBTRACT ? *wide - more : *wide + more;
+  }
+}
+
+// The same as add_filters with 16-bit sums: after `most` taps a byte is full.
+template <int VECTORS, class Lane>
+static __attribute__((noinline)) void add_filters_widening(
+    const uint8_t* __restrict planes, const uint16_t* tap, const TapCounts* counts,
+    const TapCounts* end, int64_t width, int64_t most, int16_t* __restrict sums) {
+  typedef typename VectorOf<Lane>::type Lanes;
+  for (; counts < end; counts++, sums += width) {
+    for (int64_t left = counts->added; left > 0; left -= most) {
+      Lanes sum[VECTORS] = {};
+      tap = add_taps<VECTORS, false, Lane>(planes, tap, std::min(most, left), sum);
+      #pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) widen<false, Lane, int16_t>(sum[v], sums + v * CPU_BYTES);
+    }
+    for (int64_t left = counts->subtracted; left > 0; left -= most) {
+      Lanes sum[VECTORS] = {};
+      tap = add_taps<VECTORS, false, Lane>(planes, tap, std::min(most, left), sum);
+      #pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) widen<true, Lane, int16_t>(sum[v], sums + v * CPU_BYTES);
+    }
+  }
+}

@@ -23,6 +23,7 @@
 
 #include "../../nn/csrc/source.h"
 #include "bits.h"
+#include "lane_code.h"
 #include "step.h"
 #include "thread_pool.h"
 
@@ -113,6 +114,16 @@ const char* mptify_packed_cpu_name(int number) { return cpus()[number].name; }
 
 // The widest words that this machine has, in bytes.
 int mptify_packed_word_bytes() { return cpus().back().word_bytes; }
+
+// Make machine code for those of a program's steps that it can be made for, as an instruction set
+// allows it; `kernel` is the number of lanes_conv. The steps run without it too, but slower. Null
+// if there is no code; otherwise release it when the steps do not run any more.
+void* mptify_packed_compile(
+    Step* steps, int64_t count, uint8_t* const* addresses, int kernel, int cpu) {
+  const Cpu& chosen = cpu < 0 ? cpus().back() : cpus()[cpu];
+  return ProgramCode::compile(steps, count, addresses, kernel, chosen.word_bytes);
+}
+void mptify_packed_release(void* code) { delete (ProgramCode*)code; }
 
 // Run steps on images, one image after the other. Buffer b of image i lies at
 // addresses[b] + i * strides[b]. `cpu` is the number of an instruction set, or -1 for the best.

@@ -33,16 +33,28 @@ namespace {
   NUMBER(tile) NUMBER(plane)                                                              \
   NUMBER(groups) /* of the convolution */
 
-// The arguments of a layer on lanes: see lanes_conv.inl.
-#define LANE_ARGUMENTS(BUFFER, NUMBER, STRIDES)                                           \
+// The arguments of a layer on lanes, and of what arranges its input: see lanes_conv.inl and
+// lanes_arrange.inl. Origins, rows and channels are counted in elements; `in_channel` and the
+// offsets of taps in bytes.
+#define LANE_ARGUMENTS(BUFFER, NUMBER)                                                    \
   NUMBER(bytes) /* of a lane */                                                           \
-  NUMBER(rows) NUMBER(columns) /* of a tile */                                            \
-  NUMBER(row) NUMBER(plane_rows) NUMBER(plane) /* of an expanded plane, in lanes */       \
-  NUMBER(group_channels) NUMBER(filter_blocks)                                            \
-  NUMBER(most) /* taps of one sign until a byte is full */                                \
+  NUMBER(tile_bytes) /* of the lanes of a tile */                                         \
+  NUMBER(row) NUMBER(rows) /* of the lanes of a plane */                                  \
+  NUMBER(column_phases) NUMBER(phase) NUMBER(tail)                                        \
+  NUMBER(taps) NUMBER(group_channels) NUMBER(filter_block)                                \
+  NUMBER(most) /* taps until a byte is full, or 0 */                                      \
+  NUMBER(in_type) NUMBER(in_origin) NUMBER(in_channel)                                    \
+  NUMBER(out_type) NUMBER(out_origin) NUMBER(out_channel) NUMBER(out_row)                 \
+  NUMBER(out_column) NUMBER(out_margin) NUMBER(flat)                                      \
+  NUMBER(other_type) NUMBER(other_origin) NUMBER(other_channel) NUMBER(other_row)         \
+  NUMBER(other_column)                                                                    \
+  NUMBER(lowest) NUMBER(highest) /* levels of the input */                                \
   NUMBER(fused) /* whether norms round once */                                            \
-  BUFFER(levels) BUFFER(alpha) BUFFER(beta) BUFFER(last_alpha) BUFFER(last_beta)          \
-  BUFFER(range) STRIDES(out_strides)
+  NUMBER(clips) /* whether the output is clipped to a range */                            \
+  NUMBER(code) /* the address of the layer's LaneCode, or 0 */                            \
+  BUFFER(tap_offsets) BUFFER(counts) BUFFER(phase_ends)                                   \
+  BUFFER(levels) BUFFER(factors) BUFFER(alpha) BUFFER(beta)                               \
+  BUFFER(last_alpha) BUFFER(last_beta)
 
 // One step of a program.
 #define STEP(STRUCT, BUFFER, NUMBER, STRIDES)                                             \
@@ -66,7 +78,7 @@ struct ConvArguments {
   CONV_ARGUMENTS(STRUCT_MEMBER, NUMBER_MEMBER, NUMBER_MEMBER)
 };
 struct LaneArguments {
-  LANE_ARGUMENTS(NUMBER_MEMBER, NUMBER_MEMBER, STRIDES_MEMBER)
+  LANE_ARGUMENTS(NUMBER_MEMBER, NUMBER_MEMBER)
 };
 struct Step {
   STEP(STRUCT_MEMBER, NUMBER_MEMBER, NUMBER_MEMBER, STRIDES_MEMBER)
@@ -99,7 +111,7 @@ inline const std::string& layout() {
     {
       using Struct = LaneArguments;
       line("struct", "LaneArguments", sizeof(Struct));
-      LANE_ARGUMENTS(BUFFER_LINE, NUMBER_LINE, STRIDES_LINE)
+      LANE_ARGUMENTS(BUFFER_LINE, NUMBER_LINE)
     }
     {
       using Struct = Step;

@@ -1,13 +1,13 @@
 """A pruned convolution of real or few-bit numbers: one addition per survivor and vector of pixels.
 
-Weights are ±1. Inputs of 32 bits are added as float32; those of 2, 4 and 8 bits are rounded to
-levels first, and added as bytes or 16-bit integers.
+Weights are ±1. Inputs of 32 bits are added as float32; those of 2, 4 and 8 bits are levels, which
+are added as bytes or 16-bit integers.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, prod
+from math import inf, prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,16 +19,19 @@ from mptify.registry import kernels
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernel import Candidate, NativeKernel
 from mptify.runtime.lane_fusion import LanePattern
-from mptify.runtime.lane_layout import LaneLayout, lists_of_taps
+from mptify.runtime.lane_layout import Arrangement, LaneLayout, Sums, margin_offsets, tap_lists
 from mptify.runtime.library import word_bytes
 from mptify.runtime.survivors import max_kept
-from mptify.runtime.values import Numbers, Value
+from mptify.runtime.values import LANE_TYPES, Numbers, Planes, Value
 
-__all__ = ["LanesConv"]
+__all__ = ["LanesConv", "level_type"]
 
-_MAX_SHORT = 32767
-_ADDITION_NS = 0.4  # of one vector
-_EPILOGUE = ("bias", "alpha", "beta", "last_alpha", "last_beta")  # one number per filter each
+_PER_FILTER = ("bias", "alpha", "beta", "last_alpha", "last_beta")
+
+
+def level_type(lowest: float) -> str:
+    """The type of the bytes that hold levels."""
+    return "int8" if lowest < 0 else "uint8"
 
 
 @kernels.register("lanes_conv")
@@ -36,16 +39,18 @@ class LanesConv(NativeKernel):
     """Sums of ±inputs, and what follows them.
 
     ((sum · unit · scale + bias) · alpha + beta) + other, clipped to a range, · last_alpha +
-    last_beta, each operation rounded to float32.
+    last_beta, each operation rounded to float32. The result can be rounded to levels.
 
     Args:
         weight: M ⊙ B: -1, 0 or 1. For tokens, [filters][channels][1][1].
         geometry: The convolution on images of the usual size.
         scale: What multiplies the sums.
-        levels: How inputs are rounded: the inverse of their step, their lowest and highest level,
-            and the unit that sums of levels are multiplied by; None for float32 inputs.
-        epilogue: bias, alpha, beta, last_alpha and last_beta, as far as there are any, and the
-            `range` that the output is clipped to.
+        levels: If the input is levels: the lowest, the highest, and the unit that sums of levels
+            are multiplied by. None for float32 inputs.
+        epilogue: bias, alpha, beta, last_alpha and last_beta, as far as there are any, the `range`
+            that the output is clipped to, and the `other_step`, if what is added is levels.
+        rounding: How the output becomes levels: the inverse of their step, the lowest and the
+            highest. None if the output is numbers.
         tokens: Whether channels are the last dimension.
         fused: Whether multiplying by alpha and adding beta is one operation, rounded once.
     """
@@ -60,12 +65,15 @@ class LanesConv(NativeKernel):
         "weight_bytes": int,
     }
     BUFFERS = ("weights", "scale")
-    OPTIONAL_BUFFERS = ("levels", "range", *_EPILOGUE)
+    OPTIONAL_BUFFERS = ("levels", "range", "other_step", "rounding", *_PER_FILTER)
     ON_LANES = True
     geometry: Geometry
     weights: Tensor
     scale: Tensor
     levels: Any
+    rounding: Any
+    range: Any
+    other_step: Any
     bias: Any
 
     def __init__(
@@ -73,8 +81,9 @@ class LanesConv(NativeKernel):
         weight: Tensor,
         geometry: Geometry,
         scale: Tensor,
-        levels: tuple[float, float, float, float] | None = None,
+        levels: tuple[float, float, float] | None = None,
         epilogue: dict[str, Tensor] | None = None,
+        rounding: tuple[float, float, float] | None = None,
         *,
         tokens: bool = False,
         fused: bool = False,
@@ -87,7 +96,8 @@ class LanesConv(NativeKernel):
         self.register_buffer("weights", torch.from_numpy(np.stack(bits, axis=1)))
         self.register_buffer("scale", scale.detach().reshape(1).float())
         self.register_buffer("levels", None if levels is None else torch.tensor(levels))
-        for name in ("range", *_EPILOGUE):
+        self.register_buffer("rounding", None if rounding is None else torch.tensor(rounding))
+        for name in ("range", "other_step", *_PER_FILTER):
             value = (epilogue or {}).get(name)
             self.register_buffer(name, None if value is None else value.detach().float())
         self.weight_count, self.survivor_count = weight.numel(), int((weight != 0).sum())
@@ -100,35 +110,37 @@ class LanesConv(NativeKernel):
     @classmethod
     def candidate(cls, pattern: LanePattern) -> Candidate | None:
         geometry, weight = pattern.geometry(), pattern.weight()
+        levels = pattern.levels and (int(pattern.levels.lowest), int(pattern.levels.highest))
+        per_sign = _taps_per_sign(weight.numpy())
+        sums = Sums.of(levels, per_sign)
+        if sums is None or (levels and max_kept(weight) * max(map(abs, levels)) >= 1 << 24):
+            return None  # sums would overflow, or not be exact in float32
+        dtype = level_type(levels[0]) if levels else "float32"
+        arrangement = Arrangement.of(geometry, dtype)
         groups = geometry.channels // weight.shape[1]
-        if pattern.levels is not None:  # sums are exact in float32
-            longest = max_kept(weight) * max(map(abs, pattern.levels[1:3]))
-            if longest >= 1 << 24:
-                return None
-            per_sign = _taps_per_sign(weight.numpy())
-            if _most_in_a_group(per_sign, 1) * max(map(abs, pattern.levels[1:3])) > _MAX_SHORT:
-                return None  # one channel of a large kernel may overflow 16 bits
-        flat = prod(geometry.out_size)
-        plain = (geometry.stride, geometry.padding) == ((1, 1), (0, 0))
-        tiled = geometry.at((1, flat)) if geometry.kernel == (1, 1) and plain else geometry
         kept = int((weight != 0).sum()) // groups
-        lanes = {None: 4, 255: 2, 127: 2}.get(pattern.levels and int(pattern.levels[2]), 1)
-        sizes = (weight.shape[1], len(weight) // groups)
-        layout = LaneLayout.of(tiled, *sizes, kept, lanes)
-        cost = groups * layout.cost(tiled, *sizes, kept) * _ADDITION_NS
-        if cost > weight.numel() * flat / dense_rate():
+        lanes = geometry.out_size[0] * arrangement.row
+        sizes = (prod(geometry.kernel), weight.shape[1], len(weight) // groups, kept)
+        cost = groups * LaneLayout.of(sums, lanes, *sizes, dtype)[1]
+        if cost > dense_cost(weight, geometry):
             return None
-        return Candidate(
-            cost,
-            lambda: cls(
-                weight,
-                geometry,
-                pattern.scale(),
-                pattern.levels,
-                pattern.epilogue,
-                tokens=pattern.tokens,
-                fused=pattern.fused,
-            ),
+        return Candidate(cost, lambda: cls.of(pattern))
+
+    @classmethod
+    def of(cls, pattern: LanePattern) -> LanesConv:
+        read, rounding, other = pattern.levels, pattern.rounding, pattern.other_levels
+        epilogue = dict(pattern.epilogue)
+        if other is not None:
+            epilogue["other_step"] = torch.tensor(other.step)
+        return cls(
+            pattern.weight(),
+            pattern.geometry(),
+            pattern.scale(),
+            None if read is None else (read.lowest, read.highest, pattern.unit),
+            epilogue,
+            None if rounding is None else rounding[:3],
+            tokens=pattern.tokens,
+            fused=pattern.fused,
         )
 
     def ternary(self) -> np.ndarray:
@@ -147,120 +159,221 @@ class LanesConv(NativeKernel):
         rows, columns = self.geometry.kernel
         return self.filters * self.geometry.channels * rows * columns // self.weight_count
 
+    @property
+    def dtype(self) -> str:
+        """The type of what is added."""
+        return "float32" if self.levels is None else level_type(float(self.levels[0]))
+
+    @property
+    def keeps_size(self) -> bool:
+        """Whether the output has the size of the input, so that it can have the same rows."""
+        geometry = self.geometry
+        return geometry.stride == (1, 1) and geometry.out_size == geometry.size
+
+    def margin(self, margin: int) -> int:
+        """The margin that its inputs should have, if its output should have `margin`."""
+        return max(margin, *self.geometry.padding) if self.keeps_size else margin
+
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous()
 
     def emit(self, builder: Any, *inputs: Value) -> Value:
         """The second input is added to the output."""
-        (numbers, buffer), *other = inputs
-        assert isinstance(numbers, Numbers)
-        channels = numbers.shape[-1 if self.tokens else 0]
-        if channels != self.geometry.channels:
-            expected = self.geometry.channels
-            raise MptifyError(f"A packed layer reads {expected} channels, not {channels}.")
-        geometry, strides = self._flattened(numbers)
+        source, *other = inputs
+        geometry, strides = self._read(source.form)
+        fields: dict[str, Any] = {}
+        offsets = None
+        if isinstance(source.form, Planes):
+            offsets = margin_offsets(source.form, geometry)
+            row, channel = source.form.row, source.form.plane * source.form.item_bytes
+            if row - source.form.width < builder.margin:
+                offsets = None
+        if offsets is None:
+            arrangement = Arrangement.of(geometry, self.dtype)
+            excess = max(builder.margin, arrangement.row - geometry.out_size[1])
+            arrangement = replace(arrangement, row=geometry.out_size[1] + excess)
+            source = self._arrange(builder, source, geometry, strides, arrangement)
+            offsets, row = arrangement.tap_offsets(geometry), arrangement.row
+            channel = arrangement.plane * arrangement.item_bytes
         weight = self.ternary()
-        layout, most = self._layout(weight, geometry)
-        taps, starts = lists_of_taps(layout, geometry, self.groups, weight)
-        if self.tokens:
-            form = Numbers.contiguous(*numbers.shape[:-1], self.filters)
-            out_strides = (1, 0, self.filters)
-        else:
-            form = Numbers.contiguous(
-                self.filters, *self.geometry.at((numbers.shape[1], numbers.shape[2])).out_size
-            )
-            pixels = form.shape[1] * form.shape[2]
-            out_strides = (pixels, geometry.out_size[1], 1)
-        if other and other[0].form != form:
-            raise MptifyError(f"A packed layer makes {form}, but what it adds is {other[0].form}.")
-        lanes = {
-            "bytes": layout.bytes,
-            "rows": layout.rows,
-            "columns": layout.columns,
-            "row": layout.row,
-            "plane_rows": layout.plane_rows,
-            "plane": layout.plane,
+        layout, sums, phase_ends = self._layout(weight, geometry.out_size[0] * row)
+        lists = tap_lists(layout, self.groups, weight)
+        lanes: dict[str, Any] = {
+            "bytes": sums.lane_bytes,
+            "tile_bytes": layout.tile_bytes,
+            "row": row,
+            "taps": len(offsets),
             "group_channels": layout.group_channels,
-            "filter_blocks": self._blocks(geometry, layout),
-            "most": most,
+            "filter_block": min(layout.filter_block, self.filters // self.groups),
+            "most": sums.most,
+            "lowest": sums.lowest,
+            "highest": sums.highest,
+            "in_type": LANE_TYPES[self.dtype][0],
+            "in_channel": channel,
             "fused": self.fused,
-            "out_strides": out_strides,
+            "clips": self.range is not None,
+            "tap_offsets": builder.constant(offsets),
+            "counts": builder.constant(lists.counts),
+            "factors": builder.constant(self._factors()),
         }
-        for name in ("alpha", "beta", "last_alpha", "last_beta", "range"):
+        if phase_ends is not None:
+            lanes["phase_ends"] = builder.constant(phase_ends)
+        form = self._output_form(builder, source, inputs[0].form, geometry, row)
+        lanes |= self._out_fields(form, geometry)
+        lanes["flat"] = isinstance(form, Planes) and form.row == row
+        if other:
+            lanes |= self._other_fields(other[0].form, form)
+            fields["second_input"] = other[0].buffer
+            is_flat = isinstance(other[0].form, Planes) and other[0].form.row == row
+            lanes["flat"] = lanes["flat"] and is_flat
+        for name in ("alpha", "beta", "last_alpha", "last_beta"):
             value = getattr(self, name)
             if value is not None:
                 lanes[name] = builder.constant(value.contiguous())
-        if self.levels is not None:
-            lanes["levels"] = builder.constant(self.levels)
-        shape = geometry.shape() | {"phases": len(layout.phases)}
-        conv = {
-            "shape": shape,
-            "index": builder.constant(np.concatenate([taps, np.zeros(4, np.int32)])),
-            "starts": builder.constant(starts),
-            "phases": builder.constant(np.array(layout.phases, np.int64)),
-            "groups": self.groups,
-        }
-        fields: dict[str, Any] = {
-            "filters": self.filters,
-            "input": buffer,
-            "conv": conv,
-            "lanes": lanes,
-            "gain": builder.constant(self.scale),
-            "strides": strides,
-        }
         if self.bias is not None:
             fields["bias"] = builder.constant(self.bias.contiguous())
-        if other:
-            fields["second_input"] = other[0].buffer
+        conv = {
+            "shape": geometry.shape(),
+            "index": builder.constant(lists.taps),
+            "starts": builder.constant(lists.starts),
+            "groups": self.groups,
+        }
+        fields |= {"filters": self.filters, "input": source.buffer, "conv": conv, "lanes": lanes}
         return builder.add("lanes_conv", form, **fields)
 
-    def _flattened(self, numbers: Numbers) -> tuple[Geometry, tuple[int, int, int]]:
-        """The convolution and the strides of its input; pixels of 1×1 kernels are one row."""
+    def _read(self, form: Any) -> tuple[Geometry, tuple[int, int, int]]:
+        """The convolution on what it reads, and the strides of that, in elements."""
+        channels = (
+            form.channels if isinstance(form, Planes) else form.shape[-1 if self.tokens else 0]
+        )
+        expected = self.geometry.channels
+        if channels != expected:
+            raise MptifyError(f"A packed layer reads {expected} channels, not {channels}.")
+        if isinstance(form, Planes):
+            if form.dtype != self.dtype:
+                raise MptifyError(f"A packed layer reads {self.dtype}, not {form.dtype}.")
+            return self.geometry.at((form.height, form.width)), form.strides
         if self.tokens:
-            tokens = int(np.prod(numbers.shape[:-1]))
-            return self.geometry.at((1, tokens)), (1, 0, self.geometry.channels)
-        geometry = self.geometry.at((numbers.shape[1], numbers.shape[2]))
-        pixels = numbers.shape[1] * numbers.shape[2]
-        is_plain = geometry.stride == (1, 1) and geometry.padding == (0, 0)
-        if geometry.kernel == (1, 1) and is_plain:
-            return self.geometry.at((1, pixels)), (pixels, pixels, 1)
-        return geometry, (pixels, numbers.shape[2], 1)
+            return self.geometry.at((1, prod(form.shape[:-1]))), (1, 0, channels)
+        _, height, width = form.shape
+        return self.geometry.at((height, width)), (height * width, width, 1)
 
-    def _layout(self, weight: np.ndarray, geometry: Geometry) -> tuple[LaneLayout, int]:
-        """The layout, and how many taps of one sign fill a byte."""
-        channels, filters = weight.shape[1], self.filters // self.groups
-        kept = self.survivor_count // self.groups
-        if self.levels is None:
-            return LaneLayout.of(geometry, channels, filters, kept, 4), 0
-        largest = int(self.levels[1:3].abs().max())
-        per_sign = _taps_per_sign(weight)
-        longest = int(per_sign.sum(2).max())
-        if float(self.levels[1]) == 0 and largest < 16 and longest * largest <= _MAX_SHORT:
-            return LaneLayout.of(geometry, channels, filters, kept, 1), 255 // largest
-        layout = LaneLayout.of(geometry, channels, filters, kept, 2)
-        group = layout.group_channels
-        while group > 1 and _most_in_a_group(per_sign, group) * largest > _MAX_SHORT:
-            group = ceil(group / 2)
-        return replace(layout, group_channels=group), 0
+    def _arrange(
+        self,
+        builder: Any,
+        source: Value,
+        geometry: Geometry,
+        strides: tuple[int, int, int],
+        arrangement: Arrangement,
+    ) -> Value:
+        """The input as this layer reads it; layers that read it alike share it."""
+        if self.levels is not None and not isinstance(source.form, Planes):
+            raise MptifyError(f"A packed layer reads {self.dtype}, not numbers.")
+        pads, steps = geometry.padding, geometry.stride
+        key = (source.buffer, arrangement, pads, steps, strides)
+        if key not in builder.arranged:
+            is_planes = isinstance(source.form, Planes)
+            lanes = {
+                "row": arrangement.row,
+                "rows": arrangement.rows,
+                "column_phases": len(arrangement.column_phases),
+                "phase": arrangement.phase,
+                "tail": arrangement.tail,
+                "in_type": LANE_TYPES[arrangement.dtype][0],
+                "in_origin": source.form.origin if is_planes else 0,
+                "out_type": LANE_TYPES[arrangement.dtype][0],
+                "out_channel": arrangement.plane,
+            }
+            phases = np.array([*arrangement.row_phases, *arrangement.column_phases], np.int64)
+            shape = geometry.shape() | {"phases": len(arrangement.row_phases)}
+            builder.arranged[key] = builder.add_temporary(
+                "lanes_arrange",
+                arrangement.bytes(geometry.channels),
+                input=source.buffer,
+                strides=strides,
+                conv={"shape": shape, "phases": builder.constant(phases)},
+                lanes=lanes,
+            )
+        return Value(None, builder.arranged[key])
 
-    def _blocks(self, geometry: Geometry, layout: LaneLayout) -> int:
-        """How many parts the filters of a tile are split into, so that threads can share them."""
+    def _output_form(
+        self, builder: Any, source: Value, form: Any, geometry: Geometry, row: int
+    ) -> Any:
         height, width = geometry.out_size
-        tiles = ceil(height / layout.rows) * ceil(width / layout.columns) * self.groups
-        return max(1, min(self.filters // self.groups // 64, ceil(4 / tiles)))
+        if builder.is_output and self.rounding is not None:
+            raise MptifyError("Levels can't leave a chain.")
+        dtype = "float32" if self.rounding is None else level_type(float(self.rounding[1]))
+        if self.tokens:
+            tokens: Any = form.tokens if isinstance(form, Planes) else form.shape[:-1]
+            if self.rounding is None:
+                return Numbers.contiguous(*tokens, self.filters)
+            return Planes(dtype, self.filters, height, width, tokens=tokens)
+        if builder.is_output:
+            return Numbers.contiguous(self.filters, height, width)
+        excess = row - width
+        margin = excess if excess >= builder.margin else builder.margin
+        return Planes(dtype, self.filters, height, width, margin)
+
+    def _out_fields(self, form: Any, geometry: Geometry) -> dict[str, int]:
+        if isinstance(form, Planes):
+            return {
+                "out_type": form.type_number,
+                "out_origin": form.origin,
+                "out_channel": form.plane,
+                "out_row": form.row,
+                "out_column": 1,
+                "out_margin": form.margin,
+            }
+        height, width = geometry.out_size
+        if self.tokens:
+            return {"out_channel": 1, "out_row": 0, "out_column": self.filters}
+        return {"out_channel": height * width, "out_row": width, "out_column": 1}
+
+    def _other_fields(self, other: Any, form: Any) -> dict[str, int]:
+        if other.shape != form.shape:
+            raise MptifyError(
+                f"A packed layer makes {form.shape}, but what it adds is {other.shape}."
+            )
+        names = ("other_channel", "other_row", "other_column")
+        if isinstance(other, Planes):
+            fields = dict(zip(names, other.strides))
+            return {"other_type": other.type_number, "other_origin": other.origin, **fields}
+        if self.tokens:
+            return dict(zip(names, (1, 0, self.filters)))
+        _, height, width = other.shape
+        return dict(zip(names, (height * width, width, 1)))
+
+    def _factors(self) -> Tensor:
+        """`LaneFactors` in csrc/lanes_conv.inl."""
+        unit = 1.0 if self.levels is None else float(self.levels[2])
+        other = 1.0 if self.other_step is None else float(self.other_step)
+        low, high = (-inf, inf) if self.range is None else self.range.tolist()
+        rounding = (1.0, 0.0, 0.0) if self.rounding is None else self.rounding.tolist()
+        return torch.tensor([float(self.scale), unit, other, low, high, *rounding])
+
+    def _layout(self, weight: np.ndarray, lanes: int) -> tuple[LaneLayout, Sums, Any]:
+        """The layout, what adds up, and where phases end."""
+        taps, channels = prod(self.geometry.kernel), weight.shape[1]
+        per_sign = _taps_per_sign(weight)
+        levels = None if self.levels is None else (int(self.levels[0]), int(self.levels[1]))
+        sums = Sums.of(levels, per_sign)
+        assert sums is not None
+        kept = self.survivor_count // self.groups
+        sizes = (taps, channels, self.filters // self.groups, kept)
+        layout, _ = LaneLayout.of(sums, lanes, *sizes, self.dtype)
+        while True:
+            try:
+                return layout, sums, sums.phase_ends(per_sign, layout.group_channels)
+            except OverflowError:
+                layout = replace(layout, group_channels=-(-layout.group_channels // 2))
 
 
-def dense_rate() -> float:
-    """How many multiplications torch's convolutions do in a nanosecond."""
-    return 25 * max(16, word_bytes()) / 16
+def dense_cost(weight: Tensor, geometry: Geometry) -> float:
+    """The nanoseconds that torch's convolution takes."""
+    rate = 14 * max(16, word_bytes()) / 16  # multiplications in a nanosecond
+    return weight.numel() * (prod(geometry.out_size) / rate + 1.0)
 
 
 def _taps_per_sign(weight: np.ndarray) -> np.ndarray:
     """[positive, negative][filters][channels]: how many taps there are."""
     return np.stack([(weight > 0).sum((2, 3)), (weight < 0).sum((2, 3))])
-
-
-def _most_in_a_group(per_sign: np.ndarray, group: int) -> int:
-    """The most taps of one sign that a filter has in a group of channels."""
-    starts = np.arange(0, per_sign.shape[2], group)
-    return int(np.add.reduceat(per_sign, starts, axis=2).max())

@@ -1,4 +1,4 @@
-"""Max-pools on numbers, between layers on lanes."""
+"""Max-pools on numbers and levels, between layers on lanes."""
 
 from __future__ import annotations
 
@@ -10,35 +10,58 @@ from torch import Tensor, nn
 from mptify.registry import kernels
 from mptify.runtime.geometry import Geometry, Window
 from mptify.runtime.kernel import NativeKernel
-from mptify.runtime.values import Numbers, Value
+from mptify.runtime.values import Numbers, Planes, Value
 
 __all__ = ["NumberMaxPool"]
 
 
 @kernels.register("number_max_pool")
 class NumberMaxPool(NativeKernel):
-    """The largest number in each window."""
+    """The largest number in each window; for falling channels, the smallest."""
 
     SETTINGS: ClassVar = {"window": Window}
+    OPTIONAL_BUFFERS = ("falling",)
     window: Window
+    falling: Tensor | None
 
-    def __init__(self, window: Window):
+    def __init__(self, window: Window, falling: Tensor | None = None):
         super().__init__()
         self.window = window
+        self.register_buffer("falling", None if falling is None else falling.byte())
 
     @classmethod
-    def of(cls, module: nn.MaxPool2d) -> NumberMaxPool:
-        sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
-        return cls(Window(*(nn.modules.utils._pair(size) for size in sizes)))
+    def of(cls, module: nn.MaxPool2d, falling: Tensor | None = None) -> NumberMaxPool:
+        return cls(Window.of(module), falling)
+
+    def validate(self) -> None:
+        falling: Any = self.falling
+        if falling is not None and (falling.dim() != 1 or falling.max() > 1):
+            raise ValueError("it does not say which channels are falling")
 
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous()
 
     def emit(self, builder: Any, *inputs: Value) -> Value:
-        ((numbers, buffer),) = inputs
-        assert isinstance(numbers, Numbers)
-        channels, height, width = numbers.shape
-        geometry = Geometry(channels, (height, width), *astuple(self.window))
-        form = Numbers.contiguous(channels, *geometry.out_size)
-        conv = {"shape": geometry.shape()}
-        return builder.add("number_max_pool", form, input=buffer, conv=conv)
+        ((form, buffer),) = inputs
+        size: Any = form.shape
+        origin = form.origin if isinstance(form, Planes) else 0
+        geometry = Geometry(size[0], (size[1], size[2]), *astuple(self.window))
+        lanes: dict[str, Any] = {"in_origin": origin}
+        if isinstance(form, Planes):
+            lanes["in_type"] = lanes["out_type"] = form.type_number
+        made: Any = Numbers.contiguous(size[0], *geometry.out_size)
+        lanes |= {"out_channel": made.strides[0], "out_row": made.strides[1]}
+        if not builder.is_output:
+            dtype = form.dtype if isinstance(form, Planes) else "float32"
+            made = Planes(dtype, size[0], *geometry.out_size, builder.margin)
+            lanes |= {
+                "out_origin": made.origin,
+                "out_channel": made.plane,
+                "out_row": made.row,
+                "out_margin": made.margin,
+                "flat": True,
+            }
+        fields: dict[str, Any] = {"conv": {"shape": geometry.shape()}, "lanes": lanes}
+        if self.falling is not None:
+            fields["falling"] = builder.constant(self.falling)
+        return builder.add("number_max_pool", made, input=buffer, strides=form.strides, **fields)

@@ -1,0 +1,115 @@
+"""From numbers to levels, and back."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mptify.registry import kernels
+from mptify.runtime.geometry import Geometry
+from mptify.runtime.kernel import NativeKernel
+from mptify.runtime.kernels.lanes_conv import level_type
+from mptify.runtime.values import LANE_TYPES, Numbers, Planes, Value
+
+__all__ = ["Dequantize", "Quantize"]
+
+
+def _add_copy(
+    builder: Any, source: Value, form: Any, size: tuple[int, int, int], levels: Tensor, types: Any
+) -> Value:
+    """A step that copies numbers or levels into planes, or into a tensor, as other numbers."""
+    channels, height, width = size
+    margin = form.margin if isinstance(form, Planes) else 0
+    geometry = Geometry(channels, (height, width), (1, 1), padding=(margin, margin))
+    lanes = {
+        "row": width + margin,
+        "rows": height + 2 * margin,
+        "column_phases": 1,
+        "tail": margin,
+        "in_type": LANE_TYPES[types[0]][0],
+        "out_type": LANE_TYPES[types[1]][0],
+        "levels": builder.constant(levels),
+        "out_channel": height * width,
+    }
+    strides = (height * width, width, 1)
+    if isinstance(source.form, Planes):
+        strides = source.form.strides
+        lanes["in_origin"] = source.form.origin
+    elif source.form.shape != size:  # tokens
+        strides = (1, 0, channels)
+    if isinstance(form, Planes):
+        lanes["out_channel"] = form.plane
+        lanes["out_origin"] = form.origin - margin * (form.row + 1)
+    conv = {
+        "shape": geometry.shape() | {"phases": 1},
+        "phases": builder.constant(np.zeros(2, np.int64)),
+    }
+    fields = {"input": source.buffer, "strides": strides, "conv": conv, "lanes": lanes}
+    return builder.add("lanes_arrange", form, **fields)
+
+
+@kernels.register("quantize")
+class Quantize(NativeKernel):
+    """Rounds numbers to levels in bytes: round(clip(x · inverse)).
+
+    Args:
+        inverse: The inverse of the step.
+        lowest: The lowest level.
+        highest: The highest level.
+        tokens: Whether channels are the last dimension.
+    """
+
+    SETTINGS: ClassVar = {"tokens": bool}
+    BUFFERS = ("levels",)
+    levels: Tensor
+
+    def __init__(self, inverse: float, lowest: float, highest: float, *, tokens: bool = False):
+        super().__init__()
+        self.tokens = tokens
+        self.register_buffer("levels", torch.tensor([inverse, lowest, highest]))
+
+    def readable(self, x: Tensor) -> Tensor:
+        return x.contiguous()
+
+    def emit(self, builder: Any, *inputs: Value) -> Value:
+        (source,) = inputs
+        tokens = None
+        if isinstance(source.form, Planes):
+            size = source.form.shape
+        elif self.tokens:
+            tokens = source.form.shape[:-1]
+            size = source.form.shape[-1], 1, prod(tokens)
+        else:
+            size = source.form.shape
+        dtype = level_type(float(self.levels[1]))
+        form = Planes(dtype, *size, 0 if self.tokens else builder.margin, tokens)
+        return _add_copy(builder, source, form, size, self.levels, ("float32", dtype))
+
+
+@kernels.register("dequantize")
+class Dequantize(NativeKernel):
+    """Numbers from levels.
+
+    Args:
+        step: The value of level 1.
+    """
+
+    BUFFERS = ("levels",)
+    levels: Tensor
+
+    def __init__(self, step: float):
+        super().__init__()
+        self.register_buffer("levels", torch.tensor([step, 0.0, 0.0]))
+
+    def emit(self, builder: Any, *inputs: Value) -> Value:
+        (source,) = inputs
+        planes: Any = source.form
+        size: Any = planes.shape
+        form: Any = Numbers.contiguous(*size, tokens=planes.tokens)
+        if not builder.is_output:
+            form = Planes("float32", *size, builder.margin)
+        return _add_copy(builder, source, form, size, self.levels, (planes.dtype, "float32"))
