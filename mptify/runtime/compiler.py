@@ -19,13 +19,22 @@ from mptify.runtime.kernel import Kernel, NativeKernel, TorchKernel
 from mptify.runtime.kernels.concat import Concat
 from mptify.runtime.kernels.flatten import Flatten
 from mptify.runtime.kernels.max_pool import MaxPool
+from mptify.runtime.kernels.number_average import NumberAverage
 from mptify.runtime.kernels.number_max_pool import NumberMaxPool
 from mptify.runtime.kernels.pack import Pack
 from mptify.runtime.kernels.quantize import Dequantize, Quantize
 from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.lane_fusion import LanePattern, Levels, lane_patterns
 from mptify.runtime.library import library
-from mptify.runtime.nodes import is_concat, is_identity, is_plain_pool, module_of, shape_of
+from mptify.runtime.nodes import (
+    is_concat,
+    is_flatten,
+    is_global_average,
+    is_identity,
+    is_plain_pool,
+    module_of,
+    shape_of,
+)
 from mptify.runtime.partition import LAYOUT, partition
 from mptify.runtime.selection import select_kernel, select_lane_kernel
 from mptify.runtime.subgraphs import pack_subgraphs, propagate_shapes, with_graphs
@@ -173,12 +182,14 @@ class _Compiler:
         self.planes: dict[tuple[fx.Node, str], fx.Node] = {}
         self.before_sign: dict[fx.Node, fx.Node] = {}  # what a sign, not taken yet, is taken of
         self.levels: dict[fx.Node, tuple[fx.Node, Levels]] = {}
+        self.averages: set[fx.Node] = set()  # means of channels, as vectors
         self.level_nodes: set[fx.Node] = set()  # quantizers whose levels a layer on lanes reads
 
     def run(self) -> fx.GraphModule:
         patterns = self.fusion.patterns.values()
         kernels = {node: select_lane_kernel(one) for node, one in self.on_lanes.items()}
         self.on_lanes = {node: self.on_lanes[node] for node, kernel in kernels.items() if kernel}
+        self.of_layer = {one.node: one for one in self.on_lanes.values()}
         self.plan_levels()
         fused = {node for pattern in patterns for node in pattern.nodes}
         fused |= {node for one in self.on_lanes.values() for node in one.nodes[:-1]}
@@ -194,18 +205,17 @@ class _Compiler:
 
     def plan_levels(self) -> None:
         """Decide which layers make levels: those whose result is only read as the same levels."""
-        readers = {one.node: one for one in self.on_lanes.values()}
+        readers = self.of_layer
         for result, pattern in self.on_lanes.items():
             read = {self.levels_read(user, result, readers) for user in result.users}
-            if len(read) == 1:
+            if len(read) == 1 and not pattern.is_vector:
                 pattern.rounding = read.pop()
-        for node, module in (
-            (node, module_of(node, self.modules)) for node in self.model.graph.nodes
-        ):
-            if isinstance(module, UniformQuantizer) and any(
-                user in readers or self.feeds_lanes(user, readers) for user in node.users
-            ):
-                self.level_nodes.add(node)
+        quantizers = [
+            node
+            for node in self.model.graph.nodes
+            if isinstance(module_of(node, self.modules), UniformQuantizer)
+        ]
+        self.level_nodes = {node for node in quantizers if self.feeds_lanes(node, readers)}
 
     def levels_read(
         self, user: fx.Node, result: fx.Node, readers: dict[fx.Node, LanePattern]
@@ -215,23 +225,26 @@ class _Compiler:
         if isinstance(module, UniformQuantizer):
             return Levels.of(module)
         pattern = readers.get(user)
-        return pattern.levels if pattern is not None and pattern.source is result else None
+        if pattern is None or pattern.reads_numbers or pattern.source is not result:
+            return None
+        return pattern.levels
 
     def feeds_lanes(self, node: fx.Node, readers: dict[fx.Node, LanePattern]) -> bool:
         """Whether a layer on lanes reads a value, behind pools and identities or directly."""
         modules = {user: module_of(user, self.modules) for user in node.users}
         return any(
-            user in readers
+            (user in readers and not readers[user].reads_numbers)
+            or self.is_averaged(user)
             or ((is_plain_pool(module) or is_identity(module)) and self.feeds_lanes(user, readers))
             for user, module in modules.items()
         )
 
     def place_on_lanes(self, node: fx.Node, pattern: LanePattern, candidate: Any) -> None:
-        inputs = [
-            self.numbers_of(pattern.source)
-            if pattern.levels is None
-            else self.levels_of(pattern.source, pattern.levels, pattern.tokens)
-        ]
+        source, levels = pattern.source, pattern.levels
+        if pattern.reads_numbers or levels is None:
+            inputs = [self.numbers_of(source)]
+        else:
+            inputs = [self.levels_of(source, levels, pattern.tokens)]
         if pattern.other is not None and pattern.other in self.levels:
             made, pattern.other_levels = self.levels[pattern.other]
             inputs.append(made)
@@ -254,6 +267,37 @@ class _Compiler:
         kernel = Quantize(*levels[:3], tokens=tokens)
         name = f"levels_{len(self.graph.nodes)}"
         return self.call(node, kernel, self.numbers_of(node), name=name, levels=levels)
+
+    def is_averaged(self, node: fx.Node) -> bool:
+        """Whether a node averages what layers on vectors read, and nothing else does."""
+        if not is_global_average(node, module_of(node, self.modules)):
+            return False
+        users = list(node.users)
+        while len(users) == 1 and self.keeps_averages(users[0]):
+            users = list(users[0].users)
+        found = [self.of_layer.get(user) for user in users]
+        return bool(found) and all(one and one.is_vector and one.levels is None for one in found)
+
+    def keeps_averages(self, node: fx.Node) -> bool:
+        module = module_of(node, self.modules)
+        return is_identity(module) or is_flatten(node, module)
+
+    def convert_averages(self, node: fx.Node) -> bool:
+        """Whether a node was converted to the mean of each channel, as one vector."""
+        source: Any = node.args[0] if node.args else None
+        if source in self.averages and self.keeps_averages(node):
+            self.averages.add(node)
+            self.numbers[node] = self.numbers[source]
+            return True
+        if not self.is_averaged(node):
+            return False
+        if source in self.levels:
+            made, levels = self.levels[source]
+            self.numbers[node] = self.call(node, NumberAverage(levels.step), made)
+        else:
+            self.numbers[node] = self.call(node, NumberAverage(), self.numbers_of(source))
+        self.averages.add(node)
+        return True
 
     def convert_levels(self, node: fx.Node, module: Any) -> bool:
         """Whether a quantizer, or what follows one, was converted to an operation on levels."""
@@ -282,7 +326,7 @@ class _Compiler:
             return
         for one in pattern.nodes if pattern is not None else ():  # each node by itself
             self.convert(one)
-        if self.on_lanes and self.convert_levels(node, module):
+        if self.on_lanes and (self.convert_averages(node) or self.convert_levels(node, module)):
             return
         if isinstance(module, Sign):
             self.before_sign[node] = self.numbers_of(source)

@@ -86,9 +86,14 @@ class LanePattern:
         return isinstance(self.layer, TicketLinear)
 
     @property
-    def is_depthwise(self) -> bool:
-        """Whether each filter sees one channel, so that torch has as little to do."""
-        return not self.tokens and self.layer.groups == self.layer.in_channels > 1
+    def is_vector(self) -> bool:
+        """Whether it is a linear layer on one vector per image."""
+        return self.tokens and len(shape_of(self.source)) == 2
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether the kernel reads numbers, which it may round for itself."""
+        return self.levels is None or self.is_vector
 
     def geometry(self) -> Geometry:
         layer, shape = self.layer, shape_of(self.source)
@@ -127,7 +132,9 @@ class _Matcher:
         if layer.activation_bits == 1 or layer.compute_dtype != torch.float32:
             return None
         mode, padding = getattr(layer, "padding_mode", "zeros"), getattr(layer, "padding", 0)
-        if mode != "zeros" or isinstance(padding, str) or len(shape_of(node)) < 3:
+        if mode != "zeros" or isinstance(padding, str):
+            return None
+        if isinstance(layer, TicketConv2d) and len(shape_of(node)) != 4:
             return None
         pattern = LanePattern(node, layer, node.args[0], nodes=[node])  # type: ignore[arg-type]
         if not self._read_levels(pattern):
@@ -149,6 +156,8 @@ class _Matcher:
             return pattern.levels is not None
         if layer.input_quantizer is not None:
             return False
+        if pattern.is_vector:
+            return True  # sums of few-bit numbers are exact
         quantizer = quantizer_of(pattern.source, self.modules)
         if quantizer is not None:  # it otherwise reads pixels, or pooled features
             pattern.levels = Levels.of(quantizer)
@@ -166,6 +175,8 @@ class _Matcher:
             module = module_of(user, self.modules)
             if is_identity(module):
                 pass
+            elif pattern.is_vector and not _range(user, module):
+                return
             elif is_plain_pool(module) and self._pools(user, pattern):
                 pattern.pool = module
             elif isinstance(module, norms):

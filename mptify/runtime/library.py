@@ -16,7 +16,7 @@ from mptify import __version__
 from mptify.errors import MptifyError
 from mptify.nn.build import open_library
 
-__all__ = ["Library", "cpu_names", "library", "require_library", "word_bytes"]
+__all__ = ["Library", "compiles", "cpu_names", "library", "require_library", "word_bytes"]
 
 _SOURCE = Path(__file__).with_name("csrc") / "packed.cpp"
 
@@ -27,6 +27,7 @@ class Library:
     Attributes:
         Step: The ctypes structure of one step of a program; csrc/step.h explains its fields.
         kernel_names: The names of its kernels, by number.
+        compiles: Whether this machine can run machine code for layers on lanes.
         signature: A number that differs between libraries whose programs differ.
 
     Args:
@@ -44,6 +45,7 @@ class Library:
         names = _list(code.mptify_packed_kernels, code.mptify_packed_kernel_name)
         self.cpus = _list(code.mptify_packed_cpus, code.mptify_packed_cpu_name)
         self.word_bytes: int = code.mptify_packed_word_bytes()
+        self.compiles = bool(code.mptify_packed_compiles())
         address, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         run = code.mptify_packed_run
         run.restype = None
@@ -156,6 +158,11 @@ def require_library() -> Library:
 def cpu_names() -> list[str]:
     """The instruction sets that this machine can run, the best last."""
     return library.cpus if library else []
+
+
+def compiles() -> bool:
+    """Whether layers on lanes become machine code on this machine."""
+    return library is not None and library.compiles
 
 
 def word_bytes() -> int:

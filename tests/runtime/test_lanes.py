@@ -17,6 +17,8 @@ from mptify.runtime.chain import Call, Chain
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernels import lanes_conv
 from mptify.runtime.kernels.lanes_conv import LanesConv
+from mptify.runtime.kernels.masked_linear import MaskedLinear
+from mptify.runtime.kernels.number_average import NumberAverage
 from mptify.runtime.kernels.number_max_pool import NumberMaxPool
 from mptify.runtime.kernels.quantize import Dequantize, Quantize
 from mptify.runtime.lane_fusion import lane_patterns
@@ -252,6 +254,42 @@ def test_max_pools_are_those_of_torch(size, kernel, stride, dilation, cpu):
     assert torch.equal(found, module(levels) * 0.5)
 
 
+@PROPERTY
+@given(
+    inputs=st.integers(1, 300),
+    filters=st.integers(1, 40),
+    kept=st.sampled_from([0.02, 0.2, 1.0]),
+    bits=st.sampled_from([8, 32]),
+    seed=st.integers(0, 99),
+    cpu=CPUS,
+)
+def test_linear_layers_on_vectors_are_those_of_torch(inputs, filters, kept, bits, seed, cpu):
+    generator = torch.Generator().manual_seed(seed)
+    weight, scale = ternary(generator, (filters, inputs), kept), torch.tensor(0.37)
+    x = torch.randint(-40, 41, (3, inputs), generator=generator) / 8  # sums of these are exact
+    bias = torch.randn(filters, generator=generator)
+    levels, added = None, x
+    if bits == 8:
+        levels, added = (25.0, -127.0, 127.0), (x * 25).clamp(-127, 127).round()
+    kernel = MaskedLinear(weight, scale, levels, bias, torch.tensor([0.0, 6.0]))
+    expected = (added.double() @ weight.double().T).float() * scale + bias
+    assert torch.equal(run(kernel, x, cpu=cpu), expected.clamp(0, 6))
+
+
+@PROPERTY
+@given(
+    size=st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(1, 20)),
+    levels=st.booleans(),
+    cpu=CPUS,
+)
+def test_averages_are_those_of_torch(size, levels, cpu):
+    x = torch.randint(-7, 8, (2, *size)).float()
+    before = Quantize(1.0, -7, 7) if levels else None
+    found = run(NumberAverage(0.5 if levels else 1.0), x, cpu=cpu, before=before)
+    expected = (x.double().mean((2, 3)) * (0.5 if levels else 1.0)).float()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 # -- networks ------------------------------------------------------------------------------------
 
 
@@ -312,36 +350,38 @@ def test_each_kernel_gives_what_the_float_path_gives(name, size, bits, settings)
         fused = set()
         for node, pattern in patterns.items():
             before = behind = None
-            if pattern.levels is not None:
+            if not pattern.reads_numbers:
                 before = Quantize(*pattern.levels[:3], tokens=pattern.tokens)
             if pattern.pool is not None:
                 behind = NumberMaxPool.of(pattern.pool, pattern.epilogue["alpha"] < 0)
             sources = [one for one in (pattern.source, pattern.other) if one is not None]
             given = [values[one] for one in sources]
-            found = run(LanesConv.of(pattern), *given, before=before, behind=behind)
+            kernel = MaskedLinear.of(pattern) if pattern.is_vector else LanesConv.of(pattern)
+            found = run(kernel, *given, before=before, behind=behind)
             fused |= pattern.epilogue.keys() | ({"other"} if pattern.other is not None else set())
             if pattern.levels is not None:
                 assert torch.equal(found, values[node]), node
-            else:
+            else:  # sums of real numbers
                 size = values[node].abs().max()
                 assert (found - values[node]).abs().max() <= 1e-5 * size, node
     layers = len(mptify.ticket_layers(ticketed))
     assert len(patterns) >= layers - 2  # all but the classifier, and one that reads averages
     if name == "mptify:resnet18_cifar":
-        assert all("alpha" in pattern.epilogue for pattern in patterns.values())
+        convs = [pattern for pattern in patterns.values() if not pattern.is_vector]
+        assert all("alpha" in pattern.epilogue for pattern in convs)
         assert "other" in fused
         assert ("range" in fused) == (bits in ("1/8", "1/32"))
 
 
-def test_layers_that_torch_computes_faster_are_left_to_it():
-    ticketed, image = settled("mobilenet_v2", "1/32", 64)
-    program = mptify.pack(ticketed, image[:1])
-    depthwise = [
+def test_layers_that_torch_computes_faster_are_left_to_it(monkeypatch):
+    ticketed, image = settled("mptify:resnet18_cifar", "1/32", 32)
+    monkeypatch.setattr(lanes_conv, "dense_cost", lambda *args: 0.0)
+    left = [
         module
-        for module in program.modules()
-        if isinstance(module, TicketConv2d) and module.groups > 1
+        for module in mptify.pack(ticketed, image[:1]).modules()
+        if isinstance(module, TicketConv2d)
     ]
-    assert len(depthwise) == 17
+    assert len(left) == 20
 
 
 def test_a_kernel_whose_sums_could_overflow_is_not_used(monkeypatch):

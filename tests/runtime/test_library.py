@@ -21,6 +21,7 @@ const char* mptify_packed_kernel_name(int) { return ""; }
 int mptify_packed_cpus() { return 0; }
 const char* mptify_packed_cpu_name(int) { return ""; }
 int mptify_packed_word_bytes() { return 16; }
+int mptify_packed_compiles() { return 0; }
 void* mptify_packed_compile() { return nullptr; }
 void mptify_packed_release() {}
 void mptify_packed_run() {}

@@ -13,7 +13,9 @@
 #include "lanes.inl"
 #include "lanes_arrange.inl"
 #include "lanes_conv.inl"
+#include "masked_linear.inl"
 #include "max_pool.inl"
+#include "number_average.inl"
 #include "number_max_pool.inl"
 #include "pack.inl"
 #include "pooled_linear.inl"
@@ -32,7 +34,9 @@ static constexpr KernelEntry KERNELS[] = {
     KERNEL(input_conv),
     KERNEL(lanes_arrange),
     KERNEL(lanes_conv),
+    KERNEL(masked_linear),
     KERNEL(max_pool),
+    KERNEL(number_average),
     KERNEL(number_max_pool),
     KERNEL(pack),
     KERNEL(pooled_linear),

@@ -51,6 +51,12 @@ struct LaneCode {
   bool is_wide;  // sums are in `wide`
   std::vector<Block> blocks;
 
+  // Wide sums of bytes are two vectors, `all` and `upper`: the sums of pairs of bytes as 16 bits,
+  // and those of the upper byte of each pair. Bytes start from 128, so both are without sign. Each
+  // filter was added `flushes` times.
+  std::vector<int32_t> flushes;
+  static constexpr int MIDDLE = 128;
+
   int64_t largest() const {
     int64_t count = 0;
     for (const Block& block : blocks) count = std::max(count, block.count);
@@ -72,7 +78,6 @@ class LaneCompiler {
         vector_bytes_(vector_bytes),
         code_(code),
         assembler_(vector_bytes, code),
-        largest_block_(assembler_.registers() - 2),
         groups_(step.conv.groups),
         filters_(step.filters / groups_),
         channels_(step.conv.shape.channels / groups_),
@@ -87,6 +92,7 @@ class LaneCompiler {
     lane_bytes_ = choose_lanes();
     if (lane_bytes_ == 0) return nullptr;
     is_wide_ = lane_bytes_ < 4 && most_ > limit(lane_bytes_);
+    largest_block_ = assembler_.registers() - (lane_bytes_ == 1 && is_wide_ ? 3 : 2);
     auto made = std::make_unique<LaneCode>();
     made->vector_bytes = vector_bytes_, made->lane_bytes = lane_bytes_, made->is_wide = is_wide_;
     for (int64_t first = 0; first < step_.filters; first += largest_block_) {
@@ -95,6 +101,7 @@ class LaneCompiler {
       const int64_t at = (int64_t)code_.size();
       compile_block(first, count);
       made->blocks.push_back({first, count, at, (int64_t)code_.size() - at, nullptr});
+      made->flushes.insert(made->flushes.end(), flushes_.begin(), flushes_.end());
     }
     return made;
   }
@@ -109,7 +116,7 @@ class LaneCompiler {
   const int vector_bytes_;
   std::vector<uint8_t>& code_;
   X86Assembler assembler_;
-  const int64_t largest_block_;
+  int64_t largest_block_ = 0;
   const int64_t groups_, filters_, channels_, parts_, lists_;  // lists of a group
   int64_t lane_bytes_ = 0;
   int64_t most_ = 0;  // the largest magnitude that a sum of levels can have
@@ -162,7 +169,7 @@ class LaneCompiler {
     return most_ <= limit(4) ? 2 : 0;
   }
 
-  static constexpr int FLUSH = 9;  // instructions
+  static constexpr int FLUSH = 7;  // instructions
 
   void compile_block(int64_t first, int64_t count) {
     const int64_t planes = step_.conv.shape.channels * lanes_.taps;
@@ -172,10 +179,11 @@ class LaneCompiler {
         (adds ? added : subtracted)[(size_t)plane] |= 1u << f;
       });
     ranges_.assign((size_t)count, {});
-    flushed_.assign((size_t)count, false);
+    flushes_.assign((size_t)count, 0);
     assembler_.begin();
     if (lane_bytes_ == 4) assembler_.ones(ones());
-    for (int f = 0; f < count; f++) assembler_.clear(f);
+    if (lane_bytes_ == 1 && is_wide_) assembler_.middles(middles());
+    for (int f = 0; f < count; f++) start(f);
     for (int64_t plane = 0; plane < planes; plane++)
       if (added[(size_t)plane] | subtracted[(size_t)plane])
         add_plane(plane, added[(size_t)plane], subtracted[(size_t)plane]);
@@ -190,8 +198,15 @@ class LaneCompiler {
   int input() const { return (int)largest_block_; }
   int ones() const { return (int)largest_block_ + 1; }  // for float32
   int half() const { return (int)largest_block_ + 1; }  // for integers
-  std::vector<bool> flushed_;
+  int middles() const { return (int)largest_block_ + 2; }
+  std::vector<int32_t> flushes_;  // of each filter
   bool multiplies_ = false;
+
+  // Sets a sum to nothing.
+  void start(int f) {
+    if (lane_bytes_ == 1 && is_wide_) assembler_.copy(f, middles());
+    else assembler_.clear(f);
+  }
 
   // Adds what one tap sees to the sums of all filters that kept it.
   void add_plane(int64_t plane, uint32_t added, uint32_t subtracted) {
@@ -235,7 +250,7 @@ class LaneCompiler {
     if (is_wide_ && (range.high + high > limit(lane_bytes_) ||
                      range.low + low < -limit(lane_bytes_))) {
       flush(f);
-      assembler_.clear(f);
+      start(f);
       range = {};
     }
     range.low += low, range.high += high;
@@ -243,27 +258,41 @@ class LaneCompiler {
 
   // Adds the sum of a filter to its sum of wider lanes.
   void flush(int f) {
-    const X86Op widen = lane_bytes_ == 1 ? x86::WIDEN_BYTES : x86::WIDEN_WORDS;
-    const X86Op add = lane_bytes_ == 1 ? x86::ADD_WORDS : x86::ADD_INTS;
+    const bool is_first = flushes_[(size_t)f]++ == 0;
     for (int upper = 0; upper < 2; upper++) {
       const int32_t at = (int32_t)(2 * LaneCode::TILE * f + upper) * vector_bytes_;
-      if (upper) assembler_.upper_half(half(), f);
-      assembler_.on_registers(widen, half(), 0, upper ? half() : f);
-      if (flushed_[(size_t)f]) assembler_.on_memory(add, half(), half(), X86Assembler::THIRD, at);
-      assembler_.on_memory(x86::STORE, half(), 0, X86Assembler::THIRD, at);
+      int sum = half();
+      if (lane_bytes_ == 1) {
+        if (upper) assembler_.upper_bytes(sum, f);
+        else sum = f;
+      } else {
+        if (upper) assembler_.upper_half(half(), f);
+        assembler_.on_registers(x86::WIDEN_WORDS, half(), 0, upper ? half() : f);
+      }
+      const x86::Op add = lane_bytes_ == 1 ? x86::ADD_WORDS : x86::ADD_INTS;
+      if (!is_first) assembler_.on_memory(add, half(), sum, X86Assembler::THIRD, at);
+      assembler_.on_memory(x86::STORE, is_first ? sum : half(), 0, X86Assembler::THIRD, at);
     }
-    flushed_[(size_t)f] = true;
   }
 };
 
 // The code of all layers on lanes of a program, in memory that can be executed.
 class ProgramCode {
  public:
+  // Whether there is code for vectors of so many bytes.
+  static bool is_possible(int vector_bytes) {
+#ifdef MPTIFY_LANE_CODE
+    return vector_bytes >= 32;
+#else
+    return (void)vector_bytes, false;
+#endif
+  }
+
   // Makes the code and sets `lanes.code` of the steps; null if the system does not allow it.
   static ProgramCode* compile(
       Step* steps, int64_t count, uint8_t* const* addresses, int kernel, int vector_bytes) {
 #ifdef MPTIFY_LANE_CODE
-    if (vector_bytes < 32) return nullptr;
+    if (!is_possible(vector_bytes)) return nullptr;
     auto program = std::unique_ptr<ProgramCode>(new ProgramCode);
     std::vector<uint8_t> code;
     for (Step* step = steps; step < steps + count; step++) {

@@ -8,12 +8,33 @@ struct LevelRange {
   float inverse, lowest, highest;
 };
 
+#if CPU_BYTES > 16
+// Every second byte of a vector.
+static inline __attribute__((always_inline)) void pick_even_bytes(
+    const uint8_t* from, uint8_t* to) {
+#if CPU_BYTES == 64
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi16_epi8(_mm512_loadu_si512(from)));
+#else
+  const __m256i some = _mm256_loadu_si256((const __m256i*)from);
+  const __m256i even = _mm256_and_si256(some, _mm256_set1_epi16(0xFF));
+  const __m128i low = _mm256_castsi256_si128(even), high = _mm256_extracti128_si256(even, 1);
+  _mm_storeu_si128((__m128i*)to, _mm_packus_epi16(low, high));
+#endif
+}
+#endif
+
 // Every `step`-th element.
 template <class Number>
 static void pick(
     const Number* __restrict from, int64_t step, int64_t count, Number* __restrict to) {
+  int64_t first = 0;
+#if CPU_BYTES > 16
+  if (sizeof(Number) == 1 && step == 2)
+    for (; first + CPU_BYTES / 2 <= count; first += CPU_BYTES / 2)
+      pick_even_bytes((const uint8_t*)from + 2 * first, (uint8_t*)to + first);
+#endif
   if (step == 2)
-    for (int64_t i = 0; i < count; i++) to[i] = from[2 * i];  // which compilers vectorize
+    for (int64_t i = first; i < count; i++) to[i] = from[2 * i];  // which compilers vectorize
   else
     for (int64_t i = 0; i < count; i++) to[i] = from[step * i];
 }
@@ -53,8 +74,42 @@ class LanesArrange {
 
   void arrange(int64_t channel, To* row) const {
     const int64_t columns = lanes_.column_phases, width = lanes_.row;
-    const int64_t *down = phases_, *across = phases_ + shape_.phases;
     To* plane = output_ + channel * lanes_.out_channel;
+    if (has_margins()) pick_rows(channel, plane);
+    else fill_rows(channel, plane, row);
+    // Taps of the last row read behind it.
+    for (int64_t i = 0; i < shape_.phases * columns; i++)
+      std::fill_n(plane + i * lanes_.phase + lanes_.rows * width, lanes_.tail, To{});
+  }
+
+  // Whether the input has the zeros that taps read around it.
+  bool has_margins() const {
+    return std::is_same<From, To>::value && step_.strides[2] == 1 &&
+           lanes_.in_margin >= std::max(shape_.pad_h, shape_.pad_w);
+  }
+
+  void pick_rows(int64_t channel, To* plane) const {
+    constexpr int64_t LANES = CPU_BYTES / (2 * sizeof(To));
+    const int64_t columns = lanes_.column_phases, width = lanes_.row;
+    const int64_t whole = (width + LANES - 1) / LANES * LANES;
+    const int64_t *down = phases_, *across = phases_ + shape_.phases;
+    const To* input = (const To*)input_ + channel * step_.strides[0] - shape_.pad_w;
+    for (int64_t i = 0; i < shape_.phases; i++)
+      for (int64_t j = 0; j < columns; j++, plane += lanes_.phase)
+        for (int64_t y = 0; y < lanes_.rows; y++) {
+          const int64_t from = y * shape_.stride_h + down[i] - shape_.pad_h;
+          // Whole vectors, which run over into the next row, are faster.
+          const int64_t count = y + 1 < lanes_.rows ? whole : width;
+          if (from >= shape_.height + shape_.pad_h) std::fill_n(plane + y * width, width, To{});
+          else
+            pick(input + from * step_.strides[1] + across[j], shape_.stride_w, count,
+                 plane + y * width);
+        }
+  }
+
+  void fill_rows(int64_t channel, To* plane, To* row) const {
+    const int64_t columns = lanes_.column_phases, width = lanes_.row;
+    const int64_t *down = phases_, *across = phases_ + shape_.phases;
     for (int64_t i = 0; i < shape_.phases; i++)
       for (int64_t y = 0; y < lanes_.rows; y++) {
         const int64_t from = y * shape_.stride_h + down[i] - shape_.pad_h;
@@ -67,9 +122,6 @@ class LanesArrange {
         for (int64_t j = 0; j < columns; j++, to += lanes_.phase)
           pick(row + across[j], shape_.stride_w, width, to);
       }
-    // Taps of the last row read behind it.
-    for (int64_t i = 0; i < shape_.phases * columns; i++)
-      std::fill_n(plane + i * lanes_.phase + lanes_.rows * width, lanes_.tail, To{});
   }
 
   // `count` numbers of row y of a channel from column x on; zeros outside of the image.
@@ -87,11 +139,14 @@ class LanesArrange {
     if constexpr (std::is_same<From, To>::value) {
       if (stride == 1) return (void)std::memcpy(to, from, (size_t)left * sizeof(To));
     }
-    int64_t i = 0;
-    if (stride == 1)
-      for (; i + FLOAT_LANES <= left; i += FLOAT_LANES)
-        store(load_numbers(from + i), FLOAT_LANES, to + i);
-    for (; i < left; i += FLOAT_LANES) {
+    if (stride == 1 && left >= FLOAT_LANES) {
+      for (int64_t i = 0; i < left; i += FLOAT_LANES) {
+        const int64_t at = std::min(i, left - FLOAT_LANES);  // the last vectors may overlap
+        store(load_numbers(from + at), FLOAT_LANES, to + at);
+      }
+      return;
+    }
+    for (int64_t i = 0; i < left; i += FLOAT_LANES) {
       const int64_t some = std::min(FLOAT_LANES, left - i);
       store(load_some(from + i * stride, some, stride), some, to + i);
     }

@@ -105,18 +105,7 @@ class LanesConv {
 
   void run(ThreadPool& pool) const {
     const int64_t tiles = (lanes_in_all_ + width_ - 1) / width_;
-    if (code_)
-      return pool.share(tiles * (int64_t)code_->blocks.size(), 1, [&](Chunks& chunks) {
-        Workspace workspace(*this);
-        const LaneCode::Block* fetched = nullptr;
-        for (int64_t begin, end; chunks.next(begin, end);)
-          for (int64_t item = begin; item < end; item++) {
-            const LaneCode::Block& block = code_->blocks[(size_t)(item / tiles)];
-            if (&block != fetched) block.prefetch();
-            fetched = &block;
-            execute(block, item % tiles * width_, workspace);
-          }
-      });
+    if (code_) return run_code(tiles, pool);
     pool.share(tiles * step_.conv.groups * blocks_, 1, [&](Chunks& chunks) {
       Workspace workspace(*this);
       for (int64_t begin, end; chunks.next(begin, end);)
@@ -126,6 +115,22 @@ class LanesConv {
   }
 
  private:
+  // Block by block, so that the code of a block stays in the cache while tiles run through it.
+  void run_code(int64_t tiles, ThreadPool& pool) const {
+    const std::vector<LaneCode::Block>& blocks = code_->blocks;
+    pool.share(tiles * (int64_t)blocks.size(), 1, [&](Chunks& chunks) {
+      Workspace workspace(*this);
+      const LaneCode::Block* fetched = nullptr;
+      for (int64_t begin, end; chunks.next(begin, end);)
+        for (int64_t item = begin; item < end; item++) {
+          const LaneCode::Block& block = blocks[(size_t)(item / tiles)];
+          if (&block != fetched) block.prefetch();
+          fetched = &block;
+          execute(block, item % tiles * width_, workspace);
+        }
+    });
+  }
+
   const Step& step_;
   const ConvShape& shape_;
   const LaneArguments& lanes_;
@@ -168,9 +173,45 @@ class LanesConv {
       block.function(
           (const uint8_t*)(input_ + tile + at), workspace.sums.data() + at,
           workspace.wide.data() + at);
+    if (code_->is_wide && sizeof(Lane) == 1) join_bytes(block, end, (int16_t*)workspace.wide.data());
     if (code_->is_wide)
       write_all(block.filter, block.count, tile, workspace.wide.data(), workspace);
     else write_all(block.filter, block.count, tile, workspace.sums.data(), workspace);
+  }
+
+  // From sums of pairs of bytes to sums of each byte: see LaneCode::flushes.
+  void join_bytes(const LaneCode::Block& block, int64_t end, int16_t* wide) const {
+    typedef typename VectorOf<uint16_t>::type Words;
+    for (int64_t f = 0; f < block.count; f++, wide += width_) {
+      const int offset = LaneCode::MIDDLE * code_->flushes[(size_t)(block.filter + f)];
+      const Words middle = Words{} + (uint16_t)offset;
+      for (int64_t at = 0; at < end; at += LANES) {
+        Words* const sums = (Words*)(wide + at);
+        const Words all = sums[0], upper = sums[1];
+        interleave(all - (upper << 8) - middle, upper - middle, (uint16_t*)sums);
+      }
+    }
+  }
+
+  // The numbers of two vectors, in turns.
+  static inline __attribute__((always_inline)) void interleave(
+      typename VectorOf<uint16_t>::type even, typename VectorOf<uint16_t>::type odd,
+      uint16_t* to) {
+    const uint16_t* const numbers[2] = {(const uint16_t*)&even, (const uint16_t*)&odd};
+    constexpr int64_t HALF = CPU_BYTES / 4;
+    for (int half = 0; half < 2; half++) {
+#if CPU_BYTES == 64
+      const __m512i low = _mm512_cvtepu16_epi32(*(const __m256i*)(numbers[0] + half * HALF));
+      const __m512i high = _mm512_cvtepu16_epi32(*(const __m256i*)(numbers[1] + half * HALF));
+      _mm512_storeu_si512(
+          to + 2 * half * HALF, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+#else
+      for (int64_t i = 0; i < HALF; i++) {
+        to[2 * (half * HALF + i)] = numbers[0][half * HALF + i];
+        to[2 * (half * HALF + i) + 1] = numbers[1][half * HALF + i];
+      }
+#endif
+    }
   }
 
   // A block of filters on one tile; `number` is that of the block, counted over groups.

@@ -115,6 +115,9 @@ const char* mptify_packed_cpu_name(int number) { return cpus()[number].name; }
 // The widest words that this machine has, in bytes.
 int mptify_packed_word_bytes() { return cpus().back().word_bytes; }
 
+// Whether mptify_packed_compile can make code for the best instruction set.
+int mptify_packed_compiles() { return ProgramCode::is_possible(cpus().back().word_bytes); }
+
 // Make machine code for those of a program's steps that it can be made for, as an instruction set
 // allows it; `kernel` is the number of lanes_conv. The steps run without it too, but slower. Null
 // if there is no code; otherwise release it when the steps do not run any more.

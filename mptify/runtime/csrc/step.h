@@ -43,7 +43,7 @@ namespace {
   NUMBER(column_phases) NUMBER(phase) NUMBER(tail)                                        \
   NUMBER(taps) NUMBER(group_channels) NUMBER(filter_block)                                \
   NUMBER(most) /* taps until a byte is full, or 0 */                                      \
-  NUMBER(in_type) NUMBER(in_origin) NUMBER(in_channel)                                    \
+  NUMBER(in_type) NUMBER(in_origin) NUMBER(in_channel) NUMBER(in_margin)                  \
   NUMBER(out_type) NUMBER(out_origin) NUMBER(out_channel) NUMBER(out_row)                 \
   NUMBER(out_column) NUMBER(out_margin) NUMBER(flat)                                      \
   NUMBER(other_type) NUMBER(other_origin) NUMBER(other_channel) NUMBER(other_row)         \

@@ -77,8 +77,29 @@ class X86Assembler {
     byte(1);
   }
 
+  void copy(int target, int source) {
+    const X86Op op{X86Op::OF, X86Op::X66, 0x6F, false, is_512_};
+    on_registers(op, target, 0, source);
+  }
+
   // 1.0 in all lanes: all bits set, shifted.
   void ones(int target) {
+    all_bits(target);
+    shift(0x72, 2, target, target, 25);
+    shift(0x72, 6, target, target, 23);
+  }
+
+  // 128 in all bytes.
+  void middles(int target) {
+    all_bits(target);
+    on_registers({X86Op::OF38, X86Op::X66, 0x1C}, target, 0, target);  // 1, the absolute value
+    shift(0x71, 6, target, target, 7);
+  }
+
+  // The upper byte of each 16 bits.
+  void upper_bytes(int target, int source) { shift(0x71, 2, target, source, 8); }
+
+  void all_bits(int target) {
     if (is_512_) {  // vpternlogd
       start({X86Op::OF3A, X86Op::X66, 0x25}, target, target, target);
       byte(0xC0 | (target & 7) << 3 | (target & 7));
@@ -86,8 +107,6 @@ class X86Assembler {
     } else {  // vpcmpeqd
       on_registers({X86Op::OF, X86Op::X66, 0x76}, target, target, target);
     }
-    shift(2, target, 25);
-    shift(6, target, 23);
   }
 
   // The start of a function; what jumps to it may be checked.
@@ -111,10 +130,10 @@ class X86Assembler {
     code_.insert(code_.end(), bytes, bytes + 4);
   }
 
-  // Shifts 32-bit lanes: 2 right, 6 left.
-  void shift(int direction, int target, int bits) {
-    start({X86Op::OF, X86Op::X66, 0x72}, 0, target, target);
-    byte(0xC0 | direction << 3 | (target & 7));
+  // Shifts lanes of 16 bits (code 0x71) or 32 (0x72), right (direction 2) or left (6).
+  void shift(uint8_t code, int direction, int target, int source, int bits) {
+    start({X86Op::OF, X86Op::X66, code}, 0, target, source);
+    byte(0xC0 | direction << 3 | (source & 7));
     byte(bits);
   }
 

@@ -18,9 +18,9 @@ from mptify.errors import MptifyError
 from mptify.registry import kernels
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernel import Candidate, NativeKernel
+from mptify.runtime.lane_cost import dense_cost, lanes_cost
 from mptify.runtime.lane_fusion import LanePattern
 from mptify.runtime.lane_layout import Arrangement, LaneLayout, Sums, margin_offsets, tap_lists
-from mptify.runtime.library import word_bytes
 from mptify.runtime.survivors import max_kept
 from mptify.runtime.values import LANE_TYPES, Numbers, Planes, Value
 
@@ -105,7 +105,7 @@ class LanesConv(NativeKernel):
 
     @classmethod
     def matches(cls, pattern: LanePattern) -> bool:
-        return not pattern.is_depthwise
+        return not pattern.is_vector
 
     @classmethod
     def candidate(cls, pattern: LanePattern) -> Candidate | None:
@@ -116,12 +116,7 @@ class LanesConv(NativeKernel):
         if sums is None or (levels and max_kept(weight) * max(map(abs, levels)) >= 1 << 24):
             return None  # sums would overflow, or not be exact in float32
         dtype = level_type(levels[0]) if levels else "float32"
-        arrangement = Arrangement.of(geometry, dtype)
-        groups = geometry.channels // weight.shape[1]
-        kept = int((weight != 0).sum()) // groups
-        lanes = geometry.out_size[0] * arrangement.row
-        sizes = (prod(geometry.kernel), weight.shape[1], len(weight) // groups, kept)
-        cost = groups * LaneLayout.of(sums, lanes, *sizes, dtype)[1]
+        cost = lanes_cost(weight, geometry, sums, dtype)
         if cost > dense_cost(weight, geometry):
             return None
         return Candidate(cost, lambda: cls.of(pattern))
@@ -172,7 +167,7 @@ class LanesConv(NativeKernel):
 
     def margin(self, margin: int) -> int:
         """The margin that its inputs should have, if its output should have `margin`."""
-        return max(margin, *self.geometry.padding) if self.keeps_size else margin
+        return max(margin if self.keeps_size else 0, *self.geometry.padding)
 
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous()
@@ -281,6 +276,7 @@ class LanesConv(NativeKernel):
                 "tail": arrangement.tail,
                 "in_type": LANE_TYPES[arrangement.dtype][0],
                 "in_origin": source.form.origin if is_planes else 0,
+                "in_margin": source.form.margin if is_planes else 0,
                 "out_type": LANE_TYPES[arrangement.dtype][0],
                 "out_channel": arrangement.plane,
             }
@@ -366,12 +362,6 @@ class LanesConv(NativeKernel):
                 return layout, sums, sums.phase_ends(per_sign, layout.group_channels)
             except OverflowError:
                 layout = replace(layout, group_channels=-(-layout.group_channels // 2))
-
-
-def dense_cost(weight: Tensor, geometry: Geometry) -> float:
-    """The nanoseconds that torch's convolution takes."""
-    rate = 14 * max(16, word_bytes()) / 16  # multiplications in a nanosecond
-    return weight.numel() * (prod(geometry.out_size) / rate + 1.0)
 
 
 def _taps_per_sign(weight: np.ndarray) -> np.ndarray:

@@ -23,7 +23,21 @@ def _add_copy(
 ) -> Value:
     """A step that copies numbers or levels into planes, or into a tensor, as other numbers."""
     channels, height, width = size
+    read: Any = source.form
     margin = form.margin if isinstance(form, Planes) else 0
+    in_origin, out_origin, out_channel = 0, 0, height * width
+    strides = (height * width, width, 1)
+    if isinstance(form, Planes):
+        out_origin, out_channel = form.origin - margin * (form.row + 1), form.plane
+    if isinstance(read, Planes):
+        in_origin, strides = read.origin, read.strides
+        if isinstance(form, Planes) and read.margin == margin:
+            # The same rows: a channel with its margins is one row.
+            in_origin -= margin * (read.row + 1)
+            height, width = 1, (height + 2 * margin) * read.row + margin
+            margin = 0
+    elif read.shape != size:  # tokens
+        strides = (1, 0, channels)
     geometry = Geometry(channels, (height, width), (1, 1), padding=(margin, margin))
     lanes = {
         "row": width + margin,
@@ -31,19 +45,12 @@ def _add_copy(
         "column_phases": 1,
         "tail": margin,
         "in_type": LANE_TYPES[types[0]][0],
+        "in_origin": in_origin,
         "out_type": LANE_TYPES[types[1]][0],
+        "out_origin": out_origin,
+        "out_channel": out_channel,
         "levels": builder.constant(levels),
-        "out_channel": height * width,
     }
-    strides = (height * width, width, 1)
-    if isinstance(source.form, Planes):
-        strides = source.form.strides
-        lanes["in_origin"] = source.form.origin
-    elif source.form.shape != size:  # tokens
-        strides = (1, 0, channels)
-    if isinstance(form, Planes):
-        lanes["out_channel"] = form.plane
-        lanes["out_origin"] = form.origin - margin * (form.row + 1)
     conv = {
         "shape": geometry.shape() | {"phases": 1},
         "phases": builder.constant(np.zeros(2, np.int64)),
@@ -111,5 +118,5 @@ class Dequantize(NativeKernel):
         size: Any = planes.shape
         form: Any = Numbers.contiguous(*size, tokens=planes.tokens)
         if not builder.is_output:
-            form = Planes("float32", *size, builder.margin)
+            form = Planes("float32", size[0], size[1], size[2], builder.margin)
         return _add_copy(builder, source, form, size, self.levels, (planes.dtype, "float32"))
