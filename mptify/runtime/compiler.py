@@ -183,7 +183,7 @@ class _Compiler:
         self.before_sign: dict[fx.Node, fx.Node] = {}  # what a sign, not taken yet, is taken of
         self.levels: dict[fx.Node, tuple[fx.Node, Levels]] = {}
         self.averages: set[fx.Node] = set()  # means of channels, as vectors
-        self.level_nodes: set[fx.Node] = set()  # quantizers whose levels a layer on lanes reads
+        self.level_nodes: dict[fx.Node, bool] = {}  # quantizers that make levels; if of tokens
 
     def run(self) -> fx.GraphModule:
         patterns = self.fusion.patterns.values()
@@ -215,7 +215,10 @@ class _Compiler:
             for node in self.model.graph.nodes
             if isinstance(module_of(node, self.modules), UniformQuantizer)
         ]
-        self.level_nodes = {node for node in quantizers if self.feeds_lanes(node, readers)}
+        for node in quantizers:
+            read_as = self.read_on_lanes(node)
+            if len(read_as) == 1:
+                self.level_nodes[node] = read_as.pop()
 
     def levels_read(
         self, user: fx.Node, result: fx.Node, readers: dict[fx.Node, LanePattern]
@@ -229,15 +232,18 @@ class _Compiler:
             return None
         return pattern.levels
 
-    def feeds_lanes(self, node: fx.Node, readers: dict[fx.Node, LanePattern]) -> bool:
-        """Whether a layer on lanes reads a value, behind pools and identities or directly."""
-        modules = {user: module_of(user, self.modules) for user in node.users}
-        return any(
-            (user in readers and not readers[user].reads_numbers)
-            or self.is_averaged(user)
-            or ((is_plain_pool(module) or is_identity(module)) and self.feeds_lanes(user, readers))
-            for user, module in modules.items()
-        )
+    def read_on_lanes(self, node: fx.Node) -> set[bool]:
+        """How layers on lanes read a value, behind pools and identities or directly: as tokens?"""
+        found: set[bool] = set()
+        for user in node.users:
+            module, reader = module_of(user, self.modules), self.of_layer.get(user)
+            if reader is not None and not reader.reads_numbers:
+                found.add(reader.tokens)
+            elif self.is_averaged(user):
+                found.add(False)
+            elif is_plain_pool(module) or is_identity(module):
+                found |= self.read_on_lanes(user)
+        return found
 
     def place_on_lanes(self, node: fx.Node, pattern: LanePattern, candidate: Any) -> None:
         source, levels = pattern.source, pattern.levels
@@ -303,9 +309,8 @@ class _Compiler:
         """Whether a quantizer, or what follows one, was converted to an operation on levels."""
         source: Any = node.args[0] if node.args else None
         if node in self.level_nodes:
-            tokens = len(shape_of(node)) != 4
             levels = Levels.of(module)
-            self.levels[node] = self.levels_of(source, levels, tokens), levels
+            self.levels[node] = self.levels_of(source, levels, self.level_nodes[node]), levels
         elif source not in self.levels:
             return False
         elif is_identity(module):

@@ -1,9 +1,13 @@
 // Machine code for layers on lanes, where the processor and the system allow it.
 //
-// A kept weight is one instruction: the sums of up to 28 filters stay in registers, a vector of
+// A kept weight is one instruction: the sums of up to 30 filters stay in registers, a vector of
 // the input is loaded once for all of them, and the code adds it where a filter has kept the tap.
 // (Lists of taps, which lanes.inl adds, load a vector for each kept weight.) Code is made from
 // these lists, so that programs stay data.
+//
+// Processors run code twice as fast while it is short enough for their cache of decoded
+// instructions. So the code of a block of filters is cut into pieces, and each piece runs for all
+// vectors of a tile before the next one does. Between pieces, sums are in memory.
 #pragma once
 
 #include <algorithm>
@@ -30,24 +34,25 @@ static constexpr int64_t UNIT = 8;  // offsets of taps count units of so many by
 // The code of one layer.
 struct LaneCode {
   // Of some filters: the sums of one vector of lanes. `sums` and `wide` are those of the first
-  // filter; those of the next are TILE vectors, or 2 · TILE vectors, behind.
+  // filter; those of the next are one tile, or two tiles, behind.
   typedef void (*Function)(const uint8_t* input, void* sums, void* wide);
-  static constexpr int64_t TILE = 4;
 
   struct Block {
     int64_t filter, count;
-    int64_t at, bytes;  // in the code
-    Function function;
+    int64_t at, bytes;            // in the code
+    std::vector<int64_t> pieces;  // where they start in the code
+    std::vector<Function> functions;
 
     // Reads the code, as data: processors read ahead much faster than they fetch instructions.
     void prefetch() const {
-      const volatile uint8_t* code = (const volatile uint8_t*)(intptr_t)function;
+      const volatile uint8_t* code = (const volatile uint8_t*)(intptr_t)functions[0];
       for (int64_t at = 0; at < bytes; at += 64) (void)code[at];
     }
   };
 
   int vector_bytes;
   int64_t lane_bytes;
+  int64_t tile;  // vectors of a tile
   bool is_wide;  // sums are in `wide`
   std::vector<Block> blocks;
 
@@ -94,13 +99,15 @@ class LaneCompiler {
     is_wide_ = lane_bytes_ < 4 && most_ > limit(lane_bytes_);
     largest_block_ = assembler_.registers() - (lane_bytes_ == 1 && is_wide_ ? 3 : 2);
     auto made = std::make_unique<LaneCode>();
-    made->vector_bytes = vector_bytes_, made->lane_bytes = lane_bytes_, made->is_wide = is_wide_;
+    tile_ = choose_tile();
+    made->vector_bytes = vector_bytes_, made->lane_bytes = lane_bytes_;
+    made->tile = tile_, made->is_wide = is_wide_;
     for (int64_t first = 0; first < step_.filters; first += largest_block_) {
       code_.resize((code_.size() + 63) / 64 * 64);
       const int64_t count = std::min<int64_t>(largest_block_, step_.filters - first);
       const int64_t at = (int64_t)code_.size();
       compile_block(first, count);
-      made->blocks.push_back({first, count, at, (int64_t)code_.size() - at, nullptr});
+      made->blocks.push_back({first, count, at, (int64_t)code_.size() - at, pieces_, {}});
       made->flushes.insert(made->flushes.end(), flushes_.begin(), flushes_.end());
     }
     return made;
@@ -119,6 +126,7 @@ class LaneCompiler {
   int64_t largest_block_ = 0;
   const int64_t groups_, filters_, channels_, parts_, lists_;  // lists of a group
   int64_t lane_bytes_ = 0;
+  int64_t tile_ = 0;
   int64_t most_ = 0;  // the largest magnitude that a sum of levels can have
   bool is_wide_ = false;
   struct Range {
@@ -171,34 +179,73 @@ class LaneCompiler {
 
   static constexpr int FLUSH = 7;  // instructions
 
+  // Enough vectors for a piece of code to be worth fetching, and some tiles for threads to share.
+  int64_t choose_tile() const {
+    const int64_t lanes = vector_bytes_ / lane_bytes_;
+    const int64_t vectors = (step_.conv.shape.out_height * lanes_.row + lanes - 1) / lanes;
+    const int64_t tiles = std::max((vectors + LARGEST_TILE - 1) / LARGEST_TILE,
+                                   std::min<int64_t>(2, vectors / 4));
+    return tiles < 2 ? vectors : (vectors + tiles - 1) / tiles;
+  }
+
+  static constexpr int64_t LARGEST_TILE = 16;  // vectors; 30 filters' sums are in the L1 cache
+
   void compile_block(int64_t first, int64_t count) {
     const int64_t planes = step_.conv.shape.channels * lanes_.taps;
     std::vector<uint32_t> added((size_t)planes), subtracted((size_t)planes);
+    int64_t instructions = 0;
     for (int64_t f = 0; f < count; f++)
       for_each_tap(first + f, [&](int64_t plane, bool adds) {
+        instructions += 1 + !(added[(size_t)plane] | subtracted[(size_t)plane]);
         (adds ? added : subtracted)[(size_t)plane] |= 1u << f;
       });
+    const int64_t pieces = tile_ > 1 ? (instructions + LARGEST_PIECE - 1) / LARGEST_PIECE : 1;
+    const int64_t at_once = instructions / std::max<int64_t>(1, pieces) + count;
     ranges_.assign((size_t)count, {});
     flushes_.assign((size_t)count, 0);
+    pieces_.clear();
+    begin_piece();
+    for (int f = 0; f < count; f++) start(f);
+    int64_t taken = 0;
+    for (int64_t plane = 0; plane < planes; plane++) {
+      const uint32_t all = added[(size_t)plane] | subtracted[(size_t)plane];
+      if (!all) continue;
+      if (taken >= at_once) {
+        for (int f = 0; f < count; f++) move_sum(x86::STORE, f);
+        assembler_.end();
+        begin_piece();
+        for (int f = 0; f < count; f++) move_sum(x86::LOAD, f);
+        taken = 0;
+      }
+      add_plane(plane, added[(size_t)plane], subtracted[(size_t)plane]);
+      taken += 1 + __builtin_popcount(all);
+    }
+    for (int f = 0; f < count; f++) {
+      if (is_wide_) flush(f);
+      else move_sum(x86::STORE, f);
+    }
+    assembler_.end();
+  }
+
+  static constexpr int64_t LARGEST_PIECE = 3500;  // instructions
+
+  void begin_piece() {
+    pieces_.push_back((int64_t)code_.size());
     assembler_.begin();
     if (lane_bytes_ == 4) assembler_.ones(ones());
     if (lane_bytes_ == 1 && is_wide_) assembler_.middles(middles());
-    for (int f = 0; f < count; f++) start(f);
-    for (int64_t plane = 0; plane < planes; plane++)
-      if (added[(size_t)plane] | subtracted[(size_t)plane])
-        add_plane(plane, added[(size_t)plane], subtracted[(size_t)plane]);
-    for (int f = 0; f < count; f++) {
-      const int32_t at = (int32_t)(LaneCode::TILE * f) * vector_bytes_;
-      if (is_wide_) flush(f);
-      else assembler_.on_memory(x86::STORE, f, 0, X86Assembler::SECOND, at);
-    }
-    assembler_.end();
+  }
+
+  // From or to memory.
+  void move_sum(const x86::Op& op, int f) {
+    assembler_.on_memory(op, f, 0, X86Assembler::SECOND, (int32_t)(tile_ * f) * vector_bytes_);
   }
 
   int input() const { return (int)largest_block_; }
   int ones() const { return (int)largest_block_ + 1; }  // for float32
   int half() const { return (int)largest_block_ + 1; }  // for integers
   int middles() const { return (int)largest_block_ + 2; }
+  std::vector<int64_t> pieces_;   // of the block
   std::vector<int32_t> flushes_;  // of each filter
   bool multiplies_ = false;
 
@@ -260,7 +307,7 @@ class LaneCompiler {
   void flush(int f) {
     const bool is_first = flushes_[(size_t)f]++ == 0;
     for (int upper = 0; upper < 2; upper++) {
-      const int32_t at = (int32_t)(2 * LaneCode::TILE * f + upper) * vector_bytes_;
+      const int32_t at = (int32_t)(2 * tile_ * f + upper) * vector_bytes_;
       int sum = half();
       if (lane_bytes_ == 1) {
         if (upper) assembler_.upper_bytes(sum, f);
@@ -306,7 +353,8 @@ class ProgramCode {
     if (code.empty() || !program->load(code)) return nullptr;
     for (auto& [step, layer] : program->layers_) {
       for (LaneCode::Block& block : layer->blocks)
-        block.function = (LaneCode::Function)(program->memory_ + block.at);
+        for (const int64_t at : block.pieces)
+          block.functions.push_back((LaneCode::Function)(program->memory_ + at));
       step->lanes.code = (int64_t)(intptr_t)layer.get();
     }
     return program.release();

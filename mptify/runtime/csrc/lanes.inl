@@ -34,16 +34,29 @@ static inline __attribute__((always_inline)) FloatLanes multiply_add(
 #endif
 }
 
+// NaN stays NaN.
 static inline __attribute__((always_inline)) FloatLanes clip(FloatLanes x, float low, float high) {
   const FloatLanes least = FloatLanes{} + low, most = FloatLanes{} + high;
-  x = x < least ? least : x;  // NaN stays NaN
+#if CPU_BYTES == 64
+  return (FloatLanes)_mm512_min_ps((__m512)most, _mm512_max_ps((__m512)least, (__m512)x));
+#elif CPU_BYTES == 32
+  return (FloatLanes)_mm256_min_ps((__m256)most, _mm256_max_ps((__m256)least, (__m256)x));
+#else
+  x = x < least ? least : x;
   return x > most ? most : x;
+#endif
 }
 
-// Rounds half to even: adding 1.5 · 2^23 leaves no bits behind the point.
+// Rounds half to even.
 static inline __attribute__((always_inline)) IntLanes round_lanes(FloatLanes x) {
-  const FloatLanes shifted = x + 12582912.0f;
+#if CPU_BYTES == 64
+  return (IntLanes)_mm512_cvtps_epi32((__m512)x);
+#elif CPU_BYTES == 32
+  return (IntLanes)_mm256_cvtps_epi32((__m256)x);
+#else
+  const FloatLanes shifted = x + 12582912.0f;  // 1.5 · 2^23, which leaves no bits behind the point
   return (IntLanes)shifted - (IntLanes)(FloatLanes{} + 12582912.0f);
+#endif
 }
 
 // One vector of float32 from numbers of another type, and back. Compilers convert bytes one by one.
@@ -77,6 +90,31 @@ static inline __attribute__((always_inline)) void store_levels(IntLanes levels, 
   typedef typename SomeOf<Number>::type Some;
   const Some some = __builtin_convertvector(levels, Some);
   __builtin_memcpy(to, &some, sizeof(some));
+}
+
+// Four vectors of levels as bytes.
+template <class Number>
+static inline __attribute__((always_inline)) void store_bytes(const IntLanes* levels, Number* to) {
+#if CPU_BYTES == 64
+  // Packing takes 128 bits of each vector in turn.
+  const __m512i* const from = (const __m512i*)levels;
+  const __m512i low = _mm512_packs_epi32(from[0], from[1]);
+  const __m512i high = _mm512_packs_epi32(from[2], from[3]);
+  const __m512i bytes = std::is_signed<Number>::value ? _mm512_packs_epi16(low, high)
+                                                      : _mm512_packus_epi16(low, high);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
+#elif CPU_BYTES == 32
+  const __m256i* const from = (const __m256i*)levels;
+  const __m256i low = _mm256_packs_epi32(from[0], from[1]);
+  const __m256i high = _mm256_packs_epi32(from[2], from[3]);
+  const __m256i bytes = std::is_signed<Number>::value ? _mm256_packs_epi16(low, high)
+                                                      : _mm256_packus_epi16(low, high);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32(bytes, order));
+#else
+  for (int i = 0; i < 4; i++) store_levels(levels[i], to + i * FLOAT_LANES);
+#endif
 }
 
 // Some numbers, and zeros behind them. Not written number by number and then read as a vector,

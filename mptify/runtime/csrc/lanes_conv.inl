@@ -96,7 +96,7 @@ class LanesConv {
         phase_ends_(buffers.at<uint8_t>(lanes_.phase_ends)),
         other_(buffers.at<uint8_t>(step.second_input)),
         output_(buffers.at<uint8_t>(step.output)),
-        width_(code ? LaneCode::TILE * LANES : lanes_.tile_bytes / (int64_t)sizeof(Lane)),
+        width_(code ? code->tile * LANES : lanes_.tile_bytes / (int64_t)sizeof(Lane)),
         lanes_in_all_(shape_.out_height * lanes_.row),
         filters_(step.filters / step.conv.groups),
         channels_(shape_.channels / step.conv.groups),
@@ -169,10 +169,10 @@ class LanesConv {
   // A block of filters on one tile, by machine code.
   void execute(const LaneCode::Block& block, int64_t tile, Workspace& workspace) const {
     const int64_t end = std::min(width_, lanes_in_all_ - tile);
-    for (int64_t at = 0; at < end; at += LANES)
-      block.function(
-          (const uint8_t*)(input_ + tile + at), workspace.sums.data() + at,
-          workspace.wide.data() + at);
+    for (const LaneCode::Function add : block.functions)
+      for (int64_t at = 0; at < end; at += LANES)
+        add((const uint8_t*)(input_ + tile + at), workspace.sums.data() + at,
+            workspace.wide.data() + at);
     if (code_->is_wide && sizeof(Lane) == 1) join_bytes(block, end, (int16_t*)workspace.wide.data());
     if (code_->is_wide)
       write_all(block.filter, block.count, tile, workspace.wide.data(), workspace);
@@ -389,16 +389,19 @@ class LanesConv {
           }
           epilogue.apply(f, y, other);
         }
-        Number found[GROUP * FLOAT_LANES];
-        #pragma GCC unroll 4
-        for (int i = 0; i < GROUP; i++) {
-          if constexpr (std::is_same<Number, float>::value)
-            __builtin_memcpy(found + i * FLOAT_LANES, &y[i], CPU_BYTES);
-          else store_levels(epilogue.level(y[i]), found + i * FLOAT_LANES);
-        }
         const int64_t left = (end - at + FLOAT_LANES - 1) / FLOAT_LANES;
-        if (left >= GROUP) __builtin_memcpy(out + at, found, sizeof(found));
-        else std::memcpy(out + at, found, (size_t)left * FLOAT_LANES * sizeof(Number));
+        if constexpr (std::is_same<Number, float>::value) {
+          #pragma GCC unroll 4
+          for (int i = 0; i < GROUP; i++)
+            if (i < left) __builtin_memcpy(out + at + i * FLOAT_LANES, &y[i], CPU_BYTES);
+        } else {
+          IntLanes levels[GROUP];
+          #pragma GCC unroll 4
+          for (int i = 0; i < GROUP; i++) levels[i] = epilogue.level(y[i]);
+          if (left >= GROUP) store_bytes(levels, out + at);
+          else
+            for (int i = 0; i < left; i++) store_levels(levels[i], out + at + i * FLOAT_LANES);
+        }
       }
       margins.clear(out);
     }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <limits>
@@ -81,7 +82,8 @@ namespace avx512 {
 #endif
 #endif
 
-// The instruction sets of this machine, the best last.
+// The instruction sets of this machine, the best last. The environment variable MPTIFY_CPU names the
+// last one to use.
 const std::vector<Cpu>& cpus() {
   static const std::vector<Cpu> found = [] {
     std::vector<Cpu> list = {{"portable", 16, portable::KERNELS}};
@@ -92,6 +94,9 @@ const std::vector<Cpu>& cpus() {
     if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
       list.push_back({"avx512", 64, avx512::KERNELS});
 #endif
+    if (const char* last = std::getenv("MPTIFY_CPU"))
+      for (size_t i = 0; i < list.size(); i++)
+        if (std::string(last) == list[i].name) list.resize(i + 1);
     return list;
   }();
   return found;
