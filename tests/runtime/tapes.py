@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mptify.runtime.library import library
+
 REPLAY = Path(__file__).with_name("replay.cpp")
 FLAGS = ["-std=c++17", "-pthread", "-ffp-contract=off", "-Wno-psabi", "-Wno-unknown-pragmas"]
 
@@ -24,8 +26,8 @@ def numbers(*values):
     return struct.pack(f"<{len(values)}q", *values)
 
 
-def tape(chain, inputs, cpu, threads):
-    """A chain on some images, as bytes."""
+def tape(chain, inputs, cpu, threads, *, compiles=False):
+    """A chain on some images, as bytes. If it `compiles`, layers on lanes run as machine code."""
     given = chain.readable(inputs)
     images, (builder, _) = len(given[0]), chain.program_for(given)
     steps = bytes(builder.steps())
@@ -35,7 +37,9 @@ def tape(chain, inputs, cpu, threads):
         *[(1, size, 0, b"") for size in builder.workspace_sizes],
         *[(0, len(data := _bytes(array)), 0, data) for array in builder.constants],
     ]
-    head = numbers(cpu, threads, images, len(builder.names)) + steps + numbers(len(arrays))
+    kernel = library.kernel_number("lanes_conv") if compiles else -1
+    head = numbers(cpu, threads, images, kernel, len(builder.names)) + steps
+    head += numbers(len(arrays))
     return head + b"".join(
         numbers(what, size, stride) + data for what, size, stride, data in arrays
     )

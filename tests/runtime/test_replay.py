@@ -9,15 +9,21 @@ from torch import nn
 
 import mptify
 from mptify.models import resnet18_cifar
-from mptify.runtime.chain import Chain
+from mptify.nn.quantizers import level_range
+from mptify.runtime.chain import Call, Chain
 from mptify.runtime.geometry import Geometry, fits
 from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
 from mptify.runtime.kernels.flatten import Flatten
 from mptify.runtime.kernels.input_conv import InputConv
+from mptify.runtime.kernels.lanes_conv import LanesConv
+from mptify.runtime.kernels.masked_linear import MaskedLinear
 from mptify.runtime.kernels.max_pool import MaxPool
+from mptify.runtime.kernels.number_average import NumberAverage
+from mptify.runtime.kernels.number_max_pool import NumberMaxPool
 from mptify.runtime.kernels.pooled_linear import PooledLinear
 from mptify.runtime.kernels.popcount_conv import PopcountConv
 from mptify.runtime.kernels.popcount_linear import PopcountLinear
+from mptify.runtime.kernels.quantize import Dequantize, Quantize
 from mptify.runtime.kernels.residual_add import ResidualAdd
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.thresholds import Thresholds
@@ -115,9 +121,66 @@ def padded_chains():
         )
 
 
-def whole_network():
+def lane_chains():
+    """Layers on lanes of each kind, on numbers whose sums are the same in any order."""
+    while True:
+        _, weight, _, geometry = random_layer()
+        kept = int((weight != 0).flatten(1).sum(1).max())
+        if kept and weight.shape[2:] == geometry.kernel:
+            break
+    weight, filters = weight.to(torch.int8), len(weight)
+    for bits in (2, 4, 8, 32):
+        x = torch.randint(-24, 25, (2, geometry.channels, *geometry.size)) / 8
+        other = torch.randint(0, 4, (2, filters, *geometry.out_size)) / 2
+        lowest, highest = level_range(min(bits, 8), signed=random.random() < 0.5)
+        levels = None if bits == 32 else (lowest, highest, 0.25)
+        epilogue = {name: torch.randn(filters) for name in ("bias", "alpha", "beta")}
+        if random.random() < 0.5:
+            epilogue |= {name: torch.randn(filters) for name in ("last_alpha", "last_beta")}
+        epilogue["range"] = torch.tensor([-2.0, 6.0])
+        rounding = random.choice([None, (4.0, 0.0, 15.0), (4.0, -7.0, 7.0)])
+        fused = random.random() < 0.5
+        layer = LanesConv(
+            weight, geometry, torch.tensor(0.37), levels, epilogue, rounding, fused=fused
+        )
+        kernels, calls = {"layer": layer}, []
+        if levels is not None:
+            kernels["before"] = Quantize(2.0, lowest, highest)
+            calls.append(Call("before", ("x",), "levels"))
+        read = ("levels" if calls else "x", "other")
+        calls.append(Call("layer", read, "y"))
+        if rounding is not None:
+            kernels["behind"] = NumberAverage(0.5) if filters % 2 else Dequantize(0.25)
+            calls.append(Call("behind", ("y",), "z"))
+        elif geometry.out_size[0] > 1:
+            kernels["behind"] = NumberMaxPool.of(nn.MaxPool2d(2, 2, 1))
+            calls.append(Call("behind", ("y",), "z"))
+        yield Chain(kernels, calls, ["x", "other"], [calls[-1].output]), (x, other)
+    inputs, levels = (
+        random.choice([1, 63, 64, 65, 300]),
+        random.choice([None, (8.0, -127.0, 127.0)]),
+    )
+    flat = ternary(70, inputs, kept=0.4).to(torch.int8)
+    linear = MaskedLinear(flat, torch.tensor(0.37), levels, torch.randn(70))
+    yield (
+        Chain({"k": linear}, [Call("k", ("x",), "y")], ["x"], ["y"]),
+        (torch.randint(-24, 25, (2, inputs)) / 8,),
+    )
+    tokens = LanesConv(
+        ternary(9, 11, 1, 1, kept=0.5).to(torch.int8),
+        Geometry(11, (1, 37), (1, 1)),
+        torch.tensor(0.5),
+        (0.0, 15.0, 0.25),
+        tokens=True,
+    )
+    calls = [Call("before", ("x",), "levels"), Call("k", ("levels",), "y")]
+    kernels = {"before": Quantize(2.0, 0.0, 15.0, tokens=True), "k": tokens}
+    yield Chain(kernels, calls, ["x"], ["y"]), (torch.randint(0, 60, (2, 37, 11)) / 8,)
+
+
+def whole_network(bits="1/1"):
     torch.manual_seed(0)
-    ticketed = mptify.transform(resnet18_cifar(), bits="1/1", prune=0.9).eval()
+    ticketed = mptify.transform(resnet18_cifar(), bits=bits, prune=0.9).eval()
     x = torch.randint(-24, 25, (2, 3, 32, 32)) / 8
     (chain,) = (
         module for module in mptify.pack(ticketed, x).modules() if isinstance(module, Chain)
@@ -128,13 +191,23 @@ def whole_network():
 def require_agreement(command, cpus, rounds, monkeypatch):
     random.seed(1)
     torch.manual_seed(1)
-    chains = [whole_network()]
+    chains = [whole_network(), whole_network("1/4")]
     for _ in range(rounds):
         randomize_tiles(monkeypatch)
-        chains += [built(*pair) for some in (random_chains(), padded_chains()) for pair in some]
+        some = (random_chains(), padded_chains(), lane_chains())
+        chains += [built(*pair) for each in some for pair in each]
+    require_outputs(command, chains, cpus, compiles=False)
+
+
+def require_outputs(command, chains, cpus, *, compiles):
+    """Replaying chains gives what they give here."""
     expected = torch.cat([out.flatten() for chain, inputs in chains for out in raw(chain, inputs)])
     for which in cpus:
-        tapes = [tape(chain, inputs, which, random.choice([1, 2, 3])) for chain, inputs in chains]
+        threads = [random.choice([1, 2, 3]) for _ in chains]
+        tapes = [
+            tape(chain, inputs, which, some, compiles=compiles)
+            for (chain, inputs), some in zip(chains, threads)
+        ]
         assert torch.equal(replay(command, tapes), expected), which
 
 
@@ -170,6 +243,17 @@ def test_nothing_is_read_or_written_outside(tmp_path, monkeypatch):
         rounds=40,
         monkeypatch=monkeypatch,
     )
+
+
+def test_machine_code_reads_and_writes_nothing_behind_its_buffers(tmp_path):
+    """Behind each buffer is a page that nobody may touch."""
+    random.seed(2)
+    torch.manual_seed(2)
+    chains = [whole_network(bits) for bits in ("1/2", "1/4")]
+    chains += [built(*pair) for _ in range(40) for pair in lane_chains()]
+    command = [build("g++", tmp_path, "-O1", "-DMPTIFY_GUARD")]
+    cpus = [number for number, name in enumerate(cpu_names()) if name != "portable"]
+    require_outputs(command, chains, cpus, compiles=True)
 
 
 def test_threads_do_not_get_in_each_others_way(tmp_path, monkeypatch):
