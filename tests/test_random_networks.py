@@ -29,9 +29,8 @@ from mptify.surgery.invariants import (
     wrongly_trainable,
 )
 from mptify.surgery.plans import Reason
+from tests.helpers.outputs import agree, exact, flat, require_same, seeded
 from tests.helpers.random_networks import random_network
-from tests.runtime.test_program import exact, require_same
-from tests.surgery.test_zoo import agree, flat, seeded
 
 
 def _asked_for():

@@ -45,6 +45,13 @@ def test_imports_point_one_way(path):
                 assert LEVEL[there] <= LEVEL[here], f"{path.name} imports {module}"
 
 
+def test_no_test_imports_another_test():
+    """What tests share is in tests/helpers."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        found = re.findall(r"^ *(?:from|import) (tests\.[\w.]*\btest_\w+)", path.read_text(), re.M)
+        assert not found, f"{path.name} imports {found}"
+
+
 def test_only_the_command_line_prints():
     for path in FILES:
         if part(path) != "cli":

@@ -14,8 +14,9 @@ from mptify.runtime.kernels.pooled_linear import PooledLinear
 from mptify.runtime.kernels.popcount_conv import PopcountConv, count_cost
 from mptify.runtime.kernels.residual_add import ResidualAdd
 from mptify.runtime.library import library
+from tests.helpers.outputs import exact, require_same
+from tests.helpers.packed import shaken_
 from tests.nets import images
-from tests.runtime.test_program import exact, require_same, shaken_
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),

@@ -26,73 +26,10 @@ from mptify.runtime.kernels.residual_add import ResidualAdd
 from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.thresholds import Thresholds
+from tests.helpers.packed import random_layer, randomize_tiles, signs, ternary, through
 
 pytestmark = pytest.mark.skipif(library is None, reason="this machine has no C++ compiler")
 CPUS = range(len(cpu_names()))
-
-
-def signs(*shape):
-    return torch.where(torch.randn(shape) >= 0, 1.0, -1.0)
-
-
-def ternary(*shape, kept):
-    """-1, 0 and 1; at least one weight is kept."""
-    weight = signs(*shape) * (torch.rand(shape) < kept)
-    weight.view(-1)[random.randrange(weight.numel())] = 1.0
-    return weight
-
-
-def chain_of(kernel, inputs, layout="channels"):
-    """A kernel that reads signs of a `layout`, or numbers without one, between pack and unpack."""
-    names = [f"input_{number}" for number in range(inputs)]
-    kernels, calls, read = {"kernel": kernel}, [], names
-    if layout:
-        kernels |= {f"pack_{name}": Pack(layout) for name in names}
-        calls = [Call(f"pack_{name}", (name,), f"bits_{name}") for name in names]
-        read = [f"bits_{name}" for name in names]
-    calls.append(Call("kernel", tuple(read), "made"))
-    if getattr(kernel, "thresholds", True) is not None:
-        kernels["unpack"] = Unpack()
-        calls.append(Call("unpack", ("made",), "numbers"))
-    return Chain(kernels, calls, names, [calls[-1].output])
-
-
-def through(kernel, *inputs, layout="channels", cpu=-1):
-    """What a kernel makes of signs, as numbers."""
-    chain = chain_of(kernel, len(inputs), layout)
-    chain.instruction_set = cpu
-    return chain(*inputs)[0]
-
-
-def randomize_tiles(monkeypatch):
-    """Planes in one tile or in several, for words of any width."""
-    for name, choices in (
-        ("_L1_BYTES", (0, 24 << 10)),
-        ("_MIN_USES", (0, 8)),
-        ("_TILE_BYTES", (0, 2000, 16 << 10)),
-    ):
-        monkeypatch.setattr(geometry_module, name, random.choice(choices))
-    word = random.choice([16, 32, 64])
-    monkeypatch.setattr(geometry_module, "word_bytes", lambda: word)
-
-
-def random_layer(channels=9):
-    """Images, a weight, the sums and the geometry: of any kind and size."""
-    groups = random.choice([1, 1, 2, 3])
-    inputs, filters = groups * random.randint(1, channels), groups * random.randint(1, 7)
-    kernel, stride, padding, dilation = (
-        (random.randint(low, high), random.randint(low, high))
-        for low, high in ((1, 5), (1, 3), (0, 3), (1, 3))
-    )
-    least = [step * (taps - 1) + 1 for taps, step in zip(kernel, dilation, strict=True)]
-    size = (
-        random.randint(least[0], 30),
-        random.choice([random.randint(least[1], 30), 60, 64, 65, 70, 130]),
-    )
-    images = signs(random.randint(1, 2), inputs, *size)
-    weight = ternary(filters, inputs // groups, *kernel, kept=random.choice([0.02, 0.3, 0.6, 1.0]))
-    sums = F.conv2d(images, weight, None, stride, padding, dilation, groups)
-    return images, weight, sums, Geometry(inputs, size, kernel, stride, padding, dilation)
 
 
 @pytest.mark.parametrize("cpu", CPUS)
@@ -295,7 +232,8 @@ ALONE = """
 import torch
 from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
 from mptify.runtime.geometry import Geometry
-from tests.runtime.test_kernels import F, signs, ternary, through
+from torch.nn import functional as F
+from tests.helpers.packed import signs, ternary, through
 
 torch.set_num_threads(4)
 images, weight = signs(1, 64, 56, 56), ternary(64, 64, 3, 3, kept=0.3)

@@ -14,9 +14,8 @@ from mptify.runtime.kernels.input_conv import InputConv
 from mptify.runtime.kernels.popcount_conv import PopcountConv
 from mptify.runtime.kernels.popcount_linear import PopcountLinear
 from mptify.runtime.library import library
+from tests.helpers.outputs import exact, flat, require_same
 from tests.nets import Plain, images
-from tests.runtime.test_program import exact, require_same
-from tests.surgery.test_zoo import flat
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),

@@ -5,7 +5,6 @@ import copy
 import pytest
 import timm
 import torch
-from torch import nn
 from torch.utils._pytree import tree_map
 
 import mptify
@@ -14,13 +13,13 @@ from mptify.models import registry, resnet18_cifar
 from mptify.runtime.chain import Chain
 from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
 from mptify.runtime.kernels.input_conv import InputConv
-from mptify.runtime.kernels.pooled_linear import PooledLinear
 from mptify.runtime.kernels.popcount_conv import PopcountConv
 from mptify.runtime.kernels.popcount_linear import PopcountLinear
 from mptify.runtime.library import library
+from tests.helpers.outputs import exact, flat, require_same
+from tests.helpers.packed import THREE_DIMENSIONS, packed_pair, shaken_
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, SOME_QUICK, build
-from tests.surgery.test_zoo import flat
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),
@@ -30,42 +29,6 @@ pytestmark = [
 ]
 # Attention and layer norms add numbers in the order in which they lie in memory.
 ROUNDED = {"poolformerv2_s12", "vitamin_small_224"}
-
-THREE_DIMENSIONS = {
-    "r3d_18",
-    "mc3_18",
-    "r2plus1d_18",
-    "s3d",
-}  # all of their convolutions, which stay float
-
-
-def shaken_(model):
-    """Norms with weights of all kinds: negative, zero, huge and tiny."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            kinds = torch.tensor([1.0, -1.0, 0.0, 1e6, -1e-6])
-            module.weight = nn.Parameter(
-                kinds[torch.randint(5, (module.num_features,))] * torch.rand(module.num_features)
-            )
-            module.bias = nn.Parameter(torch.randn(module.num_features))
-            module.running_mean.normal_()
-    return model
-
-
-def exact(x):
-    """Numbers whose sums are the same in any order."""
-    return (x * 8).round().clamp(-24, 24) / 8
-
-
-def require_same(ours, theirs, program):
-    """The logits are the float path's, to the last bit.
-
-    A classifier that reads averages adds integers and divides once; torch divides first.
-    """
-    if any(isinstance(module, PooledLinear) for module in program.modules()):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
-    else:
-        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("entry", SOME_QUICK)
@@ -228,11 +191,6 @@ def test_an_image_of_a_known_size_may_lie_in_memory_as_it_likes():
     with torch.no_grad():
         for form in forms:
             require_same(program(form), ticketed(form.float()), program)
-
-
-def packed_pair(network, prune=0.5):
-    ticketed = mptify.transform(network, bits="1/1", prune=prune).eval()
-    return mptify.pack(ticketed, images()), ticketed
 
 
 def test_what_torch_does_by_default_changes_nothing():

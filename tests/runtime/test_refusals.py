@@ -10,8 +10,8 @@ from mptify.runtime import compiler
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
 from mptify.runtime.library import library
+from tests.helpers.packed import packed_pair
 from tests.nets import OneReluManyTimes, Plain, images
-from tests.runtime.test_program import packed_pair
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),

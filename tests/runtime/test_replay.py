@@ -27,8 +27,8 @@ from mptify.runtime.kernels.quantize import Dequantize, Quantize
 from mptify.runtime.kernels.residual_add import ResidualAdd
 from mptify.runtime.library import cpu_names, library
 from mptify.runtime.thresholds import Thresholds
+from tests.helpers.packed import chain_of, random_layer, randomize_tiles, signs, ternary
 from tests.runtime.tapes import build, replay, tape
-from tests.runtime.test_kernels import chain_of, random_layer, randomize_tiles, signs, ternary
 
 pytestmark = [
     pytest.mark.long,

@@ -6,7 +6,7 @@ from torch import nn
 
 from mptify.runtime.library import library
 from mptify.runtime.thresholds import find_joint_thresholds, find_real_thresholds, find_thresholds
-from tests.runtime.test_program import shaken_
+from tests.helpers.packed import shaken_
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 import mptify
 from mptify.models import registry
 from mptify.models.registry import Entry, training_loss
+from tests.helpers.outputs import agree, seeded
 from tests.nets import OneReluManyTimes, Plain, images
 from tests.representatives import ENTRIES, SLOW_TO_COMPILE, build
-from tests.surgery.test_zoo import agree, seeded
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"

@@ -1,7 +1,6 @@
 """The invariants of the design on one model per timm module and per torchvision family."""
 
 import copy
-import itertools
 import pickle
 
 import pytest
@@ -21,6 +20,7 @@ from mptify.surgery.invariants import (
 )
 from mptify.surgery.plans import Reason
 from mptify.surgery.trace import trace
+from tests.helpers.outputs import agree, seeded
 from tests.representatives import ENTRIES, SOME_QUICK, build
 
 MODES = {"1/32": 0.8, "1/1": 0.75}
@@ -39,26 +39,6 @@ def still(model):
         if type(module).__name__ in ("DropPath", "StochasticDepth"):
             module.eval()
     return model
-
-
-def seeded(model, inputs):
-    torch.manual_seed(11)
-    return list(flat(model(*copy.deepcopy(inputs))))
-
-
-def flat(output):
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, dict):
-        yield from itertools.chain.from_iterable(flat(one) for one in output.values())
-    elif isinstance(output, (list, tuple)):
-        yield from itertools.chain.from_iterable(flat(one) for one in output)
-
-
-def agree(ours, theirs, tolerance=1e-4):
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def nearly_all(plan):

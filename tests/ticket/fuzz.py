@@ -17,7 +17,7 @@ import numpy as np
 from mptify.errors import MptifyError
 from mptify.ticket import codec as ticket_format
 from mptify.ticket.codec import from_bytes, to_bytes
-from tests.ticket.test_format import TICKETS
+from tests.helpers.tickets import TICKETS
 
 SECONDS, BYTES = 1.0, 200 << 20
 NASTY_NUMBERS = [

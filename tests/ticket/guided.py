@@ -15,7 +15,7 @@ with atheris.instrument_imports(include=["mptify.ticket"]):
 import numpy as np
 
 from mptify.errors import MptifyError
-from tests.ticket.test_format import TICKETS
+from tests.helpers.tickets import TICKETS
 
 SHAPES = [(16, 3, 3, 3), (48, 24, 3, 3), (1, 30_000), (10, 16), (7,), (1 << 21,), (33, 5)]
 TRUE_DIGEST = ticket_format._digest

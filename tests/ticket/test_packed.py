@@ -19,7 +19,7 @@ from mptify.runtime import packed_file as packed_files
 from mptify.runtime import packed_layers
 from mptify.runtime.library import library
 from mptify.ticket.codec import as_json
-from tests.runtime.test_program import require_same
+from tests.helpers.outputs import require_same
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),

@@ -572,7 +572,7 @@ FILLER = """
 import resource, signal, sys
 from mptify.errors import MptifyError
 from mptify.ticket import state
-from tests.ticket.test_format import small
+from tests.helpers.tickets import small
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
@@ -612,7 +612,7 @@ def test_a_disk_that_is_full_at_the_last_moment_leaves_the_old_file(tmp_path, mo
 SAVER = """
 import sys, torch, mptify
 from mptify.ticket import state
-from tests.ticket.test_format import small
+from tests.helpers.tickets import small
 tickets = [small(), small(notes={"other": "x" * 200_000})]
 state.write(tickets[0], sys.argv[1])
 print("ready", flush=True)
