@@ -40,7 +40,7 @@ def ticket_file(name, bits, path, **settings):
     return path
 
 
-@pytest.mark.parametrize("bits", ["1/32", "1/1"])
+@pytest.mark.parametrize("bits", ["1/32", "1/8", "1/4", "1/2", "1/1"])
 @pytest.mark.parametrize(
     "name",
     [

@@ -86,7 +86,7 @@ def texts(svg: str, **attributes: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [*product([*MODELS, "untraceable", "bare"], ["1/1", "1/32"]), ("swin_t", "1/32")],
+    [*product([*MODELS, "untraceable", "bare"], ["1/1", "1/4", "1/32"]), ("swin_t", "1/32")],
 )
 def test_every_ticket_layer_is_drawn_once_or_counted_in_a_fold(name, bits):
     model = ticket_model(name, bits)

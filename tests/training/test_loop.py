@@ -598,13 +598,15 @@ EVERYTHING = [
     {},
     {"optimizer": "adam", "lr": 0.01, "ema": 0.9, "prune_ramp": 1.5, "accumulate": 2},
     {"ticket": {"bits": "1/1", "scope": "global", "learn_bn": True}},
+    {"ticket": {"bits": "1/4", "learn_clip": True, "learn_bn": True}},
+    {"ticket": {"bits": "1/8"}},
     {"method": "edgepopup", "clip": 0.5},
     {"method": "dense"},
 ]
 
 
 @pytest.mark.parametrize(
-    "options", EVERYTHING, ids=["biprop", "adam", "global", "edgepopup", "dense"]
+    "options", EVERYTHING, ids=["biprop", "adam", "global", "clip", "range", "edgepopup", "dense"]
 )
 def test_interrupted_and_resumed_ends_in_the_same_bytes(digits, options, tmp_path):
     torch.manual_seed(3)

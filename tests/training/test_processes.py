@@ -110,6 +110,7 @@ def test_statistics_are_the_same_in_all_processes_and_timed_checkpoints_hang_non
     assert result.returncode == 0, result.stderr[-3000:]
     first, second = (np.load(tmp_path / f"masks{rank}.npz") for rank in (0, 1))
     assert "1.running_mean" in first.files
+    assert any("input_quantizer" in name for name in first.files)
     for name in first.files:
         assert np.array_equal(first[name], second[name])
 

@@ -1,8 +1,8 @@
 """Run by `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 tests/training/two.py FOLDER WHAT`, or by python alone.
 
 `search` searches a network without BatchNorm and saves its masks; `tamper` changes scores behind process 1's back;
-`stop` asks one of the processes to stop, in the middle of an epoch; `norm` searches one with BatchNorm, and saves after
-each of the first process's steps that takes long enough.
+`stop` asks one of the processes to stop, in the middle of an epoch; `norm` searches one with BatchNorm and 8-bit inputs, and
+saves after each of the first process's steps that takes long enough.
 """
 
 import os
@@ -65,7 +65,9 @@ def main():
 
         torch.optim.SGD.step = tampered
     try:
-        often = {"checkpoint_minutes": 2e-4} if what == "norm" else {}
+        often: dict = {}
+        if what == "norm":
+            often = {"checkpoint_minutes": 2e-4, "ticket": SPEC["ticket"] | {"bits": "1/8"}}
         result = mptify.search(
             network(),
             *data,
