@@ -16,6 +16,7 @@ from mptify.nn.layers import Ticketed
 from mptify.runtime.compiler import pack
 from mptify.runtime.library import library
 from mptify.runtime.packed_file import build_program, is_packed, open_packed, packed_bytes
+from mptify.runtime.subgraphs import with_graphs
 from mptify.surgery import ticket_layers
 from mptify.surgery.plans import plan_of
 from mptify.ticket.building import build, emptied
@@ -91,7 +92,8 @@ def _load_packed(
         found = ticket.layers[layer.ticket_name]
         layer.load_lazily_(partial(_effective, layer, found, ticket.config), found.gain, found.kept)
     fill_floats_(model, ticket)
-    program = pack(model.eval(), _usual_arguments(ticket) if example is None else example)
+    model = with_graphs(model.eval())
+    program = pack(model, _usual_arguments(ticket) if example is None else example)
     for layer in ticket_layers(program).values():  # those that stay float
         hold_(layer, ticket)
     return program, model
@@ -101,11 +103,6 @@ def as_packed_file(ticket: Ticket, path: str | Path, image: Tensor) -> bytes:
     """The packed file of a ticket, optimized for images of this size."""
     if library is None:
         raise MptifyError("mptify was installed without a C++ compiler: it can't pack tickets.")
-    if ticket.config.activation_bits != 1:
-        raise MptifyError(
-            f"Packed files hold tickets of 1-bit activations, and this one has bits="
-            f"{ticket.config.bits}; mptify.load(path, runtime='packed') packs it from the ticket."
-        )
     program, model = _load_packed(ticket, path, None, "cpu", image)
     if not isinstance(model, fx.GraphModule):
         raise MptifyError(
