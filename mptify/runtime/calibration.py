@@ -83,8 +83,9 @@ class Batches:
 
     def __init__(self, calibrate: Any):
         if isinstance(calibrate, Tensor) and calibrate.dim() > 0:
-            calibrate = calibrate.split(_BATCH) if len(calibrate) else []
-        if not isinstance(calibrate, Iterable) or isinstance(calibrate, (str, bytes, Mapping)):
+            calibrate = calibrate.split(_BATCH)
+        is_odd = isinstance(calibrate, (str, bytes, Mapping, Tensor))
+        if is_odd or not isinstance(calibrate, Iterable):
             raise MptifyError(
                 "activation_bits=8 needs calibrate=images: a tensor of images or an iterable of "
                 f"batches, not {shown(calibrate)}."
@@ -118,7 +119,10 @@ class Batches:
 
 
 def _count(arguments: tuple[Any, ...]) -> int:
-    return len(arguments[0]) if arguments and isinstance(arguments[0], (Tensor, list)) else 0
+    """How many images these are: tensors in a list are one image each."""
+    if arguments and isinstance(arguments[0], list):
+        return len(arguments[0])
+    return next((len(one) for one in registry.tensors_in(arguments) if one.dim() > 0), 0)
 
 
 def _is_labels(labels: Any, arguments: tuple[Any, ...]) -> bool:

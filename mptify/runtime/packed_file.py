@@ -9,7 +9,7 @@ the layers that their names say.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch
 from mptify.files import as_path
 from mptify.nn.quantizers import Quantizer, RunningQuantizer
+from mptify.runtime.calibration import round_inputs_
 from mptify.runtime.compiler import compile_graph
 from mptify.runtime.kernel import Kernel
 from mptify.runtime.library import library
@@ -52,6 +53,7 @@ _KEYS = {
     "config",
     "dtype",
     "notes",
+    "rounded",
     "input",
     "parameters",
     "kernels",
@@ -79,7 +81,13 @@ class PackedFile:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, image: Tensor) -> bytes:
+def packed_bytes(
+    ticket: Ticket,
+    program: nn.Module,
+    model: fx.GraphModule,
+    image: Tensor,
+    rounded: Sequence[str] = (),
+) -> bytes:
     """The file of a program.
 
     Args:
@@ -87,6 +95,7 @@ def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, imag
         program: The program that was compiled from the ticket's `model`.
         model: The ticket model, whose nodes know their shapes for `image`.
         image: An image of the usual size.
+        rounded: The layers that were given 8-bit inputs after the search.
     """
     assert ticket.architecture is not None
     kernels = stored_kernels(program)
@@ -111,6 +120,7 @@ def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, imag
         "config": config_as_json(ticket.config),
         "dtype": ticket.dtype,
         "notes": ticket.notes,
+        "rounded": list(rounded),
         "input": list(image.shape[1:]),
         "parameters": ticket.count + floats,
         "kernels": {name: serialize(kernel) for name, (_, kernel) in kernels.items()},
@@ -237,6 +247,7 @@ def build_program(file: PackedFile) -> nn.Module:
     parameters = min(_count(file.description["parameters"]), limit)
     model = emptied(build(file.ticket, file.path, parameters), file.ticket)
     try:
+        round_inputs_(model, file.description["rounded"])
         model = with_graphs(model.eval())
         if not isinstance(model, fx.GraphModule):
             raise KeyError("it has no graph")
