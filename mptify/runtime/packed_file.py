@@ -300,6 +300,10 @@ def _fill_(model: nn.Module, file: PackedFile) -> set[str]:
         for name, tensor in file.tensors.items()
         if name.startswith(prefix)
     }
+    expected = model.state_dict()
+    for name, tensor in state.items():
+        if (tensor.dtype, tensor.shape) != (expected[name].dtype, expected[name].shape):
+            raise KeyError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}")
     model.load_state_dict(state, strict=False, assign=True)
     return set(state)
 

@@ -49,20 +49,6 @@ def both(*changes):
     return change
 
 
-def all_kept(description, tensors):
-    """Each weight kept, of one sign: the sums of 16-bit lanes would overflow."""
-    tensors[f"kernel.{CONV}.weights"].fill_(255)
-    kernel = description["kernels"][CONV]
-    kernel["survivor_count"] = kernel["weight_count"]
-
-
-def wide_kernel(description, tensors):
-    """One channel of more taps than its lanes can add."""
-    kernel = description["kernels"][CONV]
-    kernel["geometry"] = [1, [32, 32], [24, 24], [1, 1], [1, 1], [1, 1]]
-    tensors[f"kernel.{CONV}.weights"] = tensors[f"kernel.{CONV}.weights"].clone()
-
-
 def conv(name):
     return f"kernel.{CONV}.{name}"
 
@@ -86,7 +72,7 @@ HOSTILE = {
         "can't replace this layer",
     ),
     "no norm": (both(drop(conv("alpha")), drop(conv("beta"))), "does not fit"),
-    "no bias": (drop(conv("bias")), "can't replace this layer"),
+    "a bias too many": (put(conv("bias"), torch.ones(64)), "can't replace this layer"),
     "biases of other filters": (put(conv("bias"), torch.ones(65)), "its bias is not 64 float32"),
     "a range upside down": (
         put(conv("range"), torch.tensor([6.0, 0.0])),
@@ -137,8 +123,7 @@ HOSTILE = {
         fill_one(conv("weights"), (slice(None), 1), 255),
         "other survivors than it says",
     ),
-    "all survivors": (all_kept, None),
-    "other filters": (set_in(*KERNEL, "filters", 32), "sizes do not fit|two bits"),
+    "other filters": (set_in(*KERNEL, "filters", 32), "do not divide into groups"),
     "no filters": (set_in(*KERNEL, "filters", 0), "sizes do not fit each other"),
     "no weights": (set_in(*KERNEL, "weight_count", 0), "sizes do not fit each other"),
     "other weights": (set_in(*KERNEL, "weight_count", 1 << 30), "do not|two bits"),
@@ -149,7 +134,10 @@ HOSTILE = {
         "do not divide into groups",
     ),
     "groups": (set_in(*KERNEL, "geometry", 0, 128), "can't replace this layer"),
-    "another kernel size": (wide_kernel, "sizes do not fit"),
+    "another kernel size": (
+        set_in(*KERNEL, "geometry", [1, [32, 32], [24, 24], [1, 1], [1, 1], [1, 1]]),
+        "can't replace this layer",
+    ),
     "another stride": (set_in(*KERNEL, "geometry", 3, [2, 2]), "can't replace this layer"),
     "another padding": (set_in(*KERNEL, "geometry", 4, [0, 0]), "can't replace this layer"),
     "a huge padding": (set_in(*KERNEL, "geometry", 4, [1 << 20, 1]), "is not a size"),
@@ -167,7 +155,9 @@ HOSTILE = {
     "a kernel without a place": (
         lambda d, t: (
             d["kernels"].update(other=d["kernels"][CONV]),
-            t.update({name.replace(CONV, "other"): one for name, one in t.items() if CONV in name}),
+            t.update(
+                {name.replace(CONV, "other"): t[name].clone() for name in list(t) if CONV in name}
+            ),
         ),
         "no layer for other",
     ),
