@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import mptify
+from mptify.export import export
 from mptify.models import conv2
 from mptify.runtime.library import library
 from tests.helpers.bad_files import SMALL, contents, is_one_sentence, small
@@ -39,6 +40,10 @@ def transformed(**settings):
 
 def saved(architecture=None, **options):
     return mptify.save(small(), "a.ticket", architecture, **options)
+
+
+def packed(**options):
+    return mptify.pack(small(), image(1, 1, 8, 8), **options)
 
 
 def deck_in_training():
@@ -117,6 +122,28 @@ CALLS = {
     "load: a number": lambda: mptify.load(3),
     "load: a device that is none": lambda: mptify.load("good.ticket", device="nothing"),
     "load: a device that is not there": lambda: mptify.load("good.ticket", device="cuda:99"),
+    "pack: other activation bits": lambda: packed(activation_bits=4, calibrate=image(2, 1, 8, 8)),
+    "pack: activation bits that are a word": lambda: packed(activation_bits="8"),
+    "pack: activation bits without images": lambda: packed(activation_bits=8),
+    "pack: images without activation bits": lambda: packed(calibrate=image(2, 1, 8, 8)),
+    "pack: no images": lambda: packed(activation_bits=8, calibrate=[]),
+    "pack: images of another network": lambda: packed(
+        activation_bits=8, calibrate=image(2, 3, 8, 8)
+    ),
+    "pack: images that are words": lambda: packed(activation_bits=8, calibrate=["cat"]),
+    "pack: images that are a path": lambda: packed(activation_bits=8, calibrate="photos"),
+    "pack: a ticket of few-bit activations": lambda: mptify.pack(
+        small("1/8"), activation_bits=8, calibrate=image(2, 1, 8, 8)
+    ),
+    "pack: a packed program": lambda: mptify.pack(
+        mptify.load("good.packed"), activation_bits=8, calibrate=image(2, 1, 8, 8)
+    ),
+    "export: few bits for another target": lambda: export(
+        "good.ticket", "dense", activation_bits=8, calibrate=image(2, 1, 8, 8)
+    ),
+    "export: images without bits, packed": lambda: export(
+        "good.ticket", "packed", calibrate=image(2, 1, 8, 8)
+    ),
     "read: no file": lambda: mptify.read("none.ticket"),
     "read: text": lambda: mptify.read("text.ticket"),
     "read: a folder": lambda: mptify.read("folder"),

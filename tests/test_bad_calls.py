@@ -200,13 +200,23 @@ predict odd_input.ticket picture.png
 export good.ticket
 export none.ticket --to onnx
 export good.ticket --to torchscript
-export good.ticket --to packed
+export good.ticket --to packed --out folder
 export binary.ticket --to dense
 export good.ticket --to dense --out folder
 export good.ticket --to dense --out nowhere/a
 export nameless.ticket --to dense
 export cut.ticket --to dense
 export good.packed --to dense
+export good.ticket --to packed --activation-bits 4
+export good.ticket --to packed --activation-bits eight
+export good.ticket --to onnx --activation-bits 8
+export good.ticket --to packed --data digits
+export good.ticket --to packed --set size=8
+export good.ticket --to packed --activation-bits 8 --data nothing
+export good.ticket --to packed --activation-bits 8 --data imagefolder:photos
+export good.ticket --to packed --activation-bits 8 --set nothing=3
+export binary.ticket --to packed --activation-bits 8
+export odd_recipe.ticket --to packed --activation-bits 8
 export folder --to dense
 
 inspect

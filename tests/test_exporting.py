@@ -1,5 +1,6 @@
 """Tickets for other programs give the same outputs there."""
 
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,9 @@ import mptify
 from mptify.cli import app
 from mptify.errors import MptifyError
 from mptify.export import export, target
-from mptify.models import registry
+from mptify.models import conv2, registry
+from mptify.runtime import packed_layers
+from mptify.runtime.library import library
 from tests.nets import Plain
 
 pytestmark = pytest.mark.filterwarnings(
@@ -115,6 +118,38 @@ def test_what_can_not_be_exported_is_told_and_nothing_is_written(tmp_path, monke
     with pytest.raises(MptifyError, match="outputs differ from the ticket"):
         export(plain, "dense", out)
     assert not out.exists()
+
+
+def test_the_command_says_what_8_bit_inputs_cost(tmp_path):
+    pytest.importorskip("sklearn")
+    if library is None:
+        pytest.skip("this machine has no C++ compiler")
+    network = conv2(in_chans=1, input_size=8)
+    ticketed = mptify.transform(network, bits="1/32", prune=0.75).eval()
+    notes = {
+        "recipe": {"data": {"source": "digits"}},
+        "labels": [str(digit) for digit in range(10)],
+    }
+    notes["input"] = {"shape": [1, 8, 8], "mean": [0.3], "std": [0.4]}
+    built = {"arguments": {"in_chans": 1, "input_size": 8}, "notes": notes}
+    mptify.save(ticketed, tmp_path / "a.ticket", "mptify:conv2", **built)
+    command = ["export", str(tmp_path / "a.ticket"), "--to", "packed", "--activation-bits", "8"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    cost, wrote = result.output.splitlines()
+    assert re.match(
+        r"359 calibration images: top-1 [\d.]+ % with 8-bit inputs, [\d.]+ % with 32-bit inputs; "
+        r"the same class for [\d.]+ % of the images; outputs differ by at most [\d.e-]+ of the",
+        cost,
+    )
+    assert "outputs differ from the ticket's with 8-bit inputs by 0.0e+00" in wrote
+    program = mptify.load(tmp_path / "a.packed")
+    assert {kernel.dtype for kernel in packed_layers(program) if hasattr(kernel, "dtype")} == {
+        "int8",
+        "uint8",
+    }
+    few = [*command, "--data", "digits", "--set", "val_images=20"]
+    assert CliRunner().invoke(app, few).output.startswith("20 calibration images: ")
 
 
 def test_the_command_says_what_it_wrote(tmp_path):

@@ -6,23 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 import typer
 from rich.progress import Progress
 
 from mptify.cli.console import console
-from mptify.config import DataConfig, checked
-from mptify.errors import MptifyError
-from mptify.recipe_files import with_settings
+from mptify.cli.validation_images import labelled_as, validation_images
 from mptify.runtime.loading import load
-from mptify.ticket.codec import Ticket
 from mptify.ticket.state import read
 from mptify.training.evaluation import evaluate
-from mptify.training.labels import as_seen, with_labels_of
-from mptify.training.setup import classes_of
-from mptify.training.sources import is_in_files, load_data
 
 __all__ = ["run_evaluate"]
 
@@ -51,15 +44,9 @@ def run_evaluate(
     if threads is not None:
         torch.set_num_threads(threads)
     ticket = read(file)
-    settings = _data_settings(ticket, source)
-    if "source" not in settings:
-        raise MptifyError(f"{file} does not say which data it was searched on; pass --data.")
-    config = checked(DataConfig, with_settings(settings, changes))
-    _, images = load_data(config, only_val=True)
+    images = validation_images(file, ticket, source, changes)
     model = load(file, device=device)
-    images = with_labels_of(
-        as_seen(images, ticket.notes), ticket.notes, classes_of(model, images, device)
-    )
+    images = labelled_as(images, ticket, model, device)
     out = console()
     with Progress(console=out, disable=not out.is_terminal or as_json, transient=True) as progress:
         task = progress.add_task("evaluating", total=len(images))
@@ -73,20 +60,3 @@ def run_evaluate(
         f"{file}: {result.in_words(images.classes)}; {result.images:,} images, "
         f"{result.images_per_second:,.0f} per second"
     )
-
-
-def _data_settings(ticket: Ticket, source: str | None) -> dict[str, Any]:
-    """The settings of the ticket's search; for another source, only those that still apply."""
-    recipe = ticket.notes.get("recipe")
-    searched = recipe.get("data") if isinstance(recipe, dict) else None
-    settings: dict[str, Any] = dict(searched) if isinstance(searched, dict) else {}
-    if source is None:
-        return settings
-    settings = {"source": source} | {
-        key: value for key, value in settings.items() if key == "workers"
-    }
-    seen = ticket.notes.get("input")
-    shape = seen.get("shape") if isinstance(seen, dict) else None
-    if is_in_files(source) and isinstance(shape, list) and shape:
-        settings["size"] = shape[-1]
-    return settings

@@ -1,4 +1,4 @@
-"""`packed`: a program on bit planes, mapped into memory when it is loaded."""
+"""`packed`: a program for mptify, mapped into memory when it is loaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from mptify.ticket.codec import Ticket
 
 @export_targets.register("packed")
 class Packed(ExportTarget):
-    """A packed file, for tickets of 1/1 bits."""
+    """A packed file, for tickets of any bits."""
 
     suffix = ".packed"
+    takes_rounded_inputs = True
 
     def make(self, ticket: Ticket, model: nn.Module, images: Tensor) -> Artifact:
-        data = as_packed_file(ticket, "the ticket", images)
+        data = as_packed_file(ticket, model, images)
 
         def run(some: Tensor) -> Any:
             with tempfile.TemporaryDirectory() as folder:

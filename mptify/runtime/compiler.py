@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from mptify.errors import MptifyError, shown
+from mptify.errors import BadConfig, MptifyError, shown
 from mptify.nn.layers import Ticketed, WeightState
 from mptify.nn.quantizers import Sign, UniformQuantizer
+from mptify.runtime.calibration import Batches, check_activation_bits, round_inputs
 from mptify.runtime.fusion import Fusion, Pattern
 from mptify.runtime.kernel import Kernel, NativeKernel, TorchKernel
 from mptify.runtime.kernels.concat import Concat
@@ -32,6 +33,7 @@ from mptify.runtime.nodes import (
     is_global_average,
     is_identity,
     is_plain_pool,
+    module_name,
     module_of,
     shape_of,
 )
@@ -44,7 +46,13 @@ from mptify.surgery.hooks import copy_hooks_, is_hooked
 __all__ = ["compile_graph", "pack", "packed_layers"]
 
 
-def pack(model: nn.Module, example: Any = None) -> nn.Module:
+def pack(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    activation_bits: int | None = None,
+    calibrate: Any = None,
+) -> nn.Module:
     """Make a packed program from a ticket model: for inference on a CPU.
 
     The program takes and returns ordinary tensors. Layers of few-bit inputs compute on integers and
@@ -55,15 +63,27 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
     Args:
         model: A ticket model in `eval()`.
         example: An input of the usual size, or a tuple of all arguments of the model. Other sizes
-            work too. Networks of timm and torchvision need none.
+            work too. Networks of timm and torchvision need none, and neither do calibrated ones.
+        activation_bits: 8 lets the layers of a finished 1/32 ticket round their inputs to 8 bits.
+            The model stays as it is.
+        calibrate: The images that the ranges of these inputs are taken from: a tensor, or an
+            iterable of batches. A batch is a tensor of images, or a tuple whose first element is
+            one, followed by labels if accuracy should be measured. In place of the tensor, a batch
+            may have what the model takes: a list, or a tuple of all arguments.
 
     Returns:
         The program; or the model itself, with a warning, if mptify was installed without a C++
-        compiler.
+        compiler. After calibration its attribute `calibration`, a
+        [`Calibration`][mptify.runtime.calibration.Calibration], says what 8-bit inputs cost.
 
     Raises:
+        BadConfig: `activation_bits` is not 8 or None, or the ticket is not one of 1/32 bits.
         MptifyError: The model is not a ticket model in `eval()` on a CPU, or can't take the
-            example.
+            example or the images.
+
+    Example:
+        program = mptify.pack(model, activation_bits=8, calibrate=images)
+        print(program.calibration)
     """
     if not isinstance(model, nn.Module):
         raise MptifyError(f"mptify.pack takes a ticket model, not {shown(model)}.")
@@ -72,10 +92,19 @@ def pack(model: nn.Module, example: Any = None) -> nn.Module:
     layers = [module for module in model.modules() if isinstance(module, Ticketed)]
     if not layers:
         raise MptifyError("mptify.pack takes a ticket model; mptify.transform(model) makes one.")
+    if activation_bits is not None:
+        _require_on_cpu(model, ())
+        check_activation_bits(model, activation_bits)
+        batches = Batches(calibrate)
+        rounded, calibration = round_inputs(model, batches)
+        program: Any = pack(rounded, batches.example() if example is None else example)
+        program.calibration = calibration
+        return program
+    if calibrate is not None:
+        raise BadConfig("calibrate=... is for activation_bits=8; pass both, or neither.")
     arguments = _arguments(model, example)
     given = [one for one in tree_leaves(arguments) if isinstance(one, Tensor)]
-    if any(tensor.device.type != "cpu" for tensor in (*_state_of(model), *given)):
-        raise MptifyError("Packed programs run on CPUs; call model.cpu() first.")
+    _require_on_cpu(model, given)
     if library is None:
         warnings.warn(
             "mptify was installed without a C++ compiler: this model runs as a float32 network.",
@@ -147,6 +176,11 @@ def _arguments(model: nn.Module, example: Any) -> tuple[Any, ...]:
     return (_usual_input(model) if example is None else example,)
 
 
+def _require_on_cpu(model: nn.Module, given: Iterable[Tensor]) -> None:
+    if any(tensor.device.type != "cpu" for tensor in (*_state_of(model), *given)):
+        raise MptifyError("Packed programs run on CPUs; call model.cpu() first.")
+
+
 def _usual_input(model: nn.Module) -> Tensor:
     config: Any = getattr(model, "pretrained_cfg", None)
     if hasattr(config, "get") and config.get("input_size"):
@@ -174,7 +208,7 @@ class _Compiler:
         self.model, self.given = model, given
         self.modules = dict(model.named_modules())
         self.fusion = Fusion(model)
-        self.on_lanes = lane_patterns(model) if given is None else {}
+        self.on_lanes = lane_patterns(model, given)
         self.binary = self.fusion.binary
         self.root = nn.Module()
         self.graph = fx.Graph()
@@ -187,15 +221,15 @@ class _Compiler:
 
     def run(self) -> fx.GraphModule:
         patterns = self.fusion.patterns.values()
-        kernels = {node: select_lane_kernel(one) for node, one in self.on_lanes.items()}
-        self.on_lanes = {node: self.on_lanes[node] for node, kernel in kernels.items() if kernel}
+        makers = {node: self.lane_kernel(one) for node, one in self.on_lanes.items()}
+        self.on_lanes = {node: self.on_lanes[node] for node, make in makers.items() if make}
         self.of_layer = {one.node: one for one in self.on_lanes.values()}
         self.plan_levels()
         fused = {node for pattern in patterns for node in pattern.nodes}
         fused |= {node for one in self.on_lanes.values() for node in one.nodes[:-1]}
         for node in self.model.graph.nodes:
             if node in self.on_lanes:
-                self.place_on_lanes(node, self.on_lanes[node], kernels[node])
+                self.place_on_lanes(node, self.on_lanes[node], makers[node])
             elif node not in fused:
                 self.convert(node)
         name = f"Packed{type(self.model).__name__}"
@@ -245,7 +279,22 @@ class _Compiler:
                 found |= self.read_on_lanes(user)
         return found
 
-    def place_on_lanes(self, node: fx.Node, pattern: LanePattern, candidate: Any) -> None:
+    def lane_kernel(self, pattern: LanePattern) -> Callable[[], Kernel] | None:
+        """Makes the kernel for a pattern, once its levels are known; None if torch computes it."""
+        if pattern.kernel is not None:
+            return lambda: self.given_lane_kernel(pattern)
+        candidate = select_lane_kernel(pattern)
+        return None if candidate is None else candidate.make
+
+    def given_lane_kernel(self, pattern: LanePattern) -> Kernel:
+        """The kernel from a file for a pattern."""
+        kernel = pattern.kernel
+        assert kernel is not None
+        if not (kernel.ON_LANES and kernel.suits(pattern)):
+            raise _unsuitable(module_name(pattern.node), kernel)
+        return kernel
+
+    def place_on_lanes(self, node: fx.Node, pattern: LanePattern, make: Any) -> None:
         source, levels = pattern.source, pattern.levels
         if pattern.reads_numbers or levels is None:
             inputs = [self.numbers_of(source)]
@@ -256,7 +305,7 @@ class _Compiler:
             inputs.append(made)
         elif pattern.other is not None:
             inputs.append(self.numbers_of(pattern.other))
-        made = self.call(pattern.node, candidate.make(), *inputs, levels=pattern.rounding)
+        made = self.call(pattern.node, make(), *inputs, levels=pattern.rounding)
         if pattern.pool is not None:
             falling = pattern.epilogue["alpha"] < 0
             pool = NumberMaxPool.of(pattern.pool, falling if bool(falling.any()) else None)
@@ -365,7 +414,7 @@ class _Compiler:
     def place_kernel(self, node: fx.Node, pattern: Pattern) -> bool:
         """Whether there is a kernel for a pattern; `node` is its result."""
         layer = pattern.branch.node
-        name = _module_name(layer.name) if pattern.makes_signs else f"{layer.name}_sums"
+        name = module_name(layer) if pattern.makes_signs else f"{layer.name}_sums"
         found = select_kernel(pattern) if self.given is None else self.given_kernel(name, pattern)
         if found is None:
             return False
@@ -412,7 +461,7 @@ class _Compiler:
         kernel = self.given[name]
         pool = None if pattern.pool is None else self.given[f"{name}_pool"]
         if not kernel.suits(pattern) or not isinstance(pool, (MaxPool, type(None))):
-            raise KeyError(f"{name}: a {type(kernel).__name__} can't replace this layer")
+            raise _unsuitable(name, kernel)
         return kernel, pool
 
     # -- values --------------------------------------------------------------------------------
@@ -454,7 +503,7 @@ class _Compiler:
         levels: Levels | None = None,
     ) -> fx.Node:
         """Call a module; `layout` is that of the planes, or `levels` the levels, that it makes."""
-        path = f"{node.name}_{name}" if name else _module_name(node.name)
+        path = f"{node.name}_{name}" if name else module_name(node)
         self.root.add_module(path, module)
         made = self.graph.call_module(path, args)
         made.name = path
@@ -465,9 +514,8 @@ class _Compiler:
         return made
 
 
-def _module_name(name: str) -> str:
-    """A name that a dictionary of modules can have."""
-    return f"{name}_layer" if hasattr(nn.ModuleDict, name) else name
+def _unsuitable(name: str, kernel: Kernel) -> KeyError:
+    return KeyError(f"{name}: a {type(kernel).__name__} can't replace this layer")
 
 
 def _set_submodule(root: nn.Module, path: str, value: Any) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from mptify.runtime.fusion import Pattern
+    from mptify.runtime.lane_fusion import LanePattern
     from mptify.runtime.program import ProgramBuilder
 
 __all__ = ["Candidate", "Kernel", "LayerKernel", "NativeKernel", "TorchKernel"]
@@ -68,7 +69,7 @@ class Kernel(nn.Module):
         """A kernel for a pattern that `matches`, or None if it can't compute this one."""
         return None
 
-    def suits(self, pattern: Pattern) -> bool:
+    def suits(self, pattern: Pattern | LanePattern) -> bool:
         """Whether this kernel, which was loaded from a file, computes the pattern."""
         return type(self).matches(pattern)
 
@@ -132,7 +133,7 @@ class LayerKernel(NativeKernel):
             self.scale_(layer.gain, layer.output_bias)
         return self
 
-    def suits(self, pattern: Pattern) -> bool:
+    def suits(self, pattern: Any) -> bool:
         is_thresholded, is_scaled = self.thresholds is not None, self.gain is not None
         makes_signs = is_thresholded and not is_scaled
         makes_numbers = is_scaled and not is_thresholded

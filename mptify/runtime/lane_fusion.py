@@ -7,6 +7,7 @@ addition of another value, and ReLU-like activations, in this order.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from mptify.nn.layers import TicketConv2d, TicketLinear
 from mptify.nn.norms import ChannelBatchNorm, TokenBatchNorm
 from mptify.nn.quantizers import RunningQuantizer, UniformQuantizer, level_range
 from mptify.runtime.geometry import Geometry
-from mptify.runtime.nodes import is_identity, is_plain_pool, module_of, shape_of
+from mptify.runtime.kernel import Kernel
+from mptify.runtime.nodes import is_identity, is_plain_pool, module_name, module_of, shape_of
 
 __all__ = ["LanePattern", "Levels", "lane_patterns", "quantizer_of"]
 
@@ -64,6 +66,7 @@ class LanePattern:
         pool: A max-pool before the first norm. The kernel applies the norm first, which is
             monotone, so that another kernel can pool what this one makes.
         rounding: The levels that it makes; None if it makes numbers.
+        kernel: The kernel from a file that computes it. It says which norms follow the layer.
         nodes: All nodes that the pattern replaces, the result last.
     """
 
@@ -78,6 +81,7 @@ class LanePattern:
     fused: bool = False
     pool: nn.MaxPool2d | None = None
     rounding: Levels | None = None
+    kernel: Kernel | None = None
     nodes: list[fx.Node] = field(default_factory=list)
 
     @property
@@ -113,17 +117,31 @@ class LanePattern:
         return gain * quantizer.step if isinstance(quantizer, RunningQuantizer) else gain
 
 
-def lane_patterns(model: fx.GraphModule) -> dict[fx.Node, LanePattern]:
-    """The patterns of a graph whose nodes know their shapes, by the node of their result."""
+def lane_patterns(
+    model: fx.GraphModule, given: Mapping[str, Kernel] | None = None
+) -> dict[fx.Node, LanePattern]:
+    """The patterns of a graph whose nodes know their shapes, by the node of their result.
+
+    Args:
+        model: The graph.
+        given: Kernels by name, from a file. Only layers that they replace have patterns, and the
+            norms of a pattern are those that its kernel holds: the model's are not filled.
+    """
     modules = dict(model.named_modules())
     order = {node: number for number, node in enumerate(model.graph.nodes)}
-    found = [_Matcher(modules, order).match(node) for node in model.graph.nodes]
+    matcher = _Matcher(modules, order, given)
+    found = [matcher.match(node) for node in model.graph.nodes]
     return {pattern.nodes[-1]: pattern for pattern in found if pattern is not None}
 
 
 class _Matcher:
-    def __init__(self, modules: dict[str, nn.Module], order: dict[fx.Node, int]):
-        self.modules, self.order = modules, order
+    def __init__(
+        self,
+        modules: dict[str, nn.Module],
+        order: dict[fx.Node, int],
+        given: Mapping[str, Kernel] | None,
+    ):
+        self.modules, self.order, self.given = modules, order, given
 
     def match(self, node: fx.Node) -> LanePattern | None:
         layer = module_of(node, self.modules)
@@ -137,6 +155,10 @@ class _Matcher:
         if isinstance(layer, TicketConv2d) and len(shape_of(node)) != 4:
             return None
         pattern = LanePattern(node, layer, node.args[0], nodes=[node])  # type: ignore[arg-type]
+        if self.given is not None:
+            pattern.kernel = self.given.get(module_name(node))
+            if pattern.kernel is None:
+                return None
         if not self._read_levels(pattern):
             return None
         bias = layer.output_bias if layer.scales_output else layer.bias
@@ -180,15 +202,14 @@ class _Matcher:
             elif is_plain_pool(module) and self._pools(user, pattern):
                 pattern.pool = module
             elif isinstance(module, norms):
-                affine = _affine(module)
-                is_second = "alpha" in epilogue or "last_alpha" in epilogue
-                if affine is None or "last_alpha" in epilogue:
-                    return
-                if is_second and affine.fused != pattern.fused:
-                    return
                 before = "alpha" not in epilogue and pattern.other is None
                 name = "" if before and "range" not in epilogue else "last_"
-                if name and pattern.pool is not None:
+                if "last_alpha" in epilogue or (name and pattern.pool is not None):
+                    return
+                affine = _folded(module, name, pattern)
+                if affine is None:
+                    return
+                if "alpha" in epilogue and affine.fused != pattern.fused:
                     return
                 epilogue[f"{name}alpha"], epilogue[f"{name}beta"], pattern.fused = affine
             elif self._adds(user, pattern):
@@ -210,7 +231,7 @@ class _Matcher:
         follower = module_of(next(iter(user.users)), self.modules)
         return (
             isinstance(follower, (nn.BatchNorm2d, ChannelBatchNorm))
-            and _affine(follower) is not None
+            and _folded(follower, "", pattern) is not None
         )
 
     def _adds(self, user: fx.Node, pattern: LanePattern) -> bool:
@@ -254,6 +275,15 @@ class _Affine(NamedTuple):
     alpha: Tensor
     beta: Tensor
     fused: bool
+
+
+def _folded(module: Any, name: str, pattern: LanePattern) -> _Affine | None:
+    """A BatchNorm as the `name`alpha and `name`beta of a kernel; None if it can't be that."""
+    kernel: Any = pattern.kernel
+    if kernel is None:
+        return _affine(module)
+    alpha, beta = (getattr(kernel, f"{name}{part}", None) for part in ("alpha", "beta"))
+    return None if alpha is None or beta is None else _Affine(alpha, beta, kernel.fused)
 
 
 def _affine(module: Any) -> _Affine | None:

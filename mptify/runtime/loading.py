@@ -16,6 +16,7 @@ from mptify.nn.layers import Ticketed
 from mptify.runtime.compiler import pack
 from mptify.runtime.library import library
 from mptify.runtime.packed_file import build_program, is_packed, open_packed, packed_bytes
+from mptify.runtime.subgraphs import with_graphs
 from mptify.surgery import ticket_layers
 from mptify.surgery.plans import plan_of
 from mptify.ticket.building import build, emptied
@@ -62,7 +63,7 @@ def load(
                 )
             return build_program(open_packed(path))
         if runtime == "packed" and library is not None:
-            return _load_packed(read(path), path, model, device, example)[0]
+            return _load_packed(read(path), path, model, device, example)
         found = _load(read(path), path, model, device)
         return pack(found, example) if runtime == "packed" else found  # warns: no compiler
 
@@ -77,8 +78,8 @@ def _require_device(device: Any) -> None:
 
 def _load_packed(
     ticket: Ticket, path: str | Path, model: nn.Module | None, device: Any, example: Any
-) -> tuple[nn.Module, nn.Module]:
-    """A program, and the model that it was made from; a weight exists while its layer is packed."""
+) -> nn.Module:
+    """A packed program; a weight exists while its layer is packed."""
     if torch.device(device).type != "cpu":
         raise BadConfig(f"device={device!r}: packed programs run on CPUs.")
     if isinstance(model, nn.Module) and _is_ticketed(model):
@@ -94,25 +95,29 @@ def _load_packed(
     program = pack(model.eval(), _usual_arguments(ticket) if example is None else example)
     for layer in ticket_layers(program).values():  # those that stay float
         hold_(layer, ticket)
-    return program, model
+    return program
 
 
-def as_packed_file(ticket: Ticket, path: str | Path, image: Tensor) -> bytes:
-    """The packed file of a ticket, optimized for images of this size."""
+def as_packed_file(ticket: Ticket, model: nn.Module, image: Tensor) -> bytes:
+    """The packed file of a ticket, optimized for images of this size.
+
+    Args:
+        ticket: The ticket.
+        model: Its model in `eval()`, whose layers may have been given 8-bit inputs.
+        image: An image.
+    """
     if library is None:
         raise MptifyError("mptify was installed without a C++ compiler: it can't pack tickets.")
-    if ticket.config.activation_bits != 1:
-        raise MptifyError(
-            f"Packed files hold tickets of 1-bit activations, and this one has bits="
-            f"{ticket.config.bits}; mptify.load(path, runtime='packed') packs it from the ticket."
-        )
-    program, model = _load_packed(ticket, path, None, "cpu", image)
-    if not isinstance(model, fx.GraphModule):
+    bits = ticket.config.activation_bits
+    layers = ticket_layers(model)
+    rounded = [name for name, layer in layers.items() if layer.activation_bits != bits]
+    graph = with_graphs(model)
+    if not isinstance(graph, fx.GraphModule):
         raise MptifyError(
             f"{ticket.architecture}: only parts of this network have a graph; a packed file needs "
             "a graph of the whole network."
         )
-    return packed_bytes(ticket, program, model, image)
+    return packed_bytes(ticket, pack(graph, image), graph, image, rounded)
 
 
 def _effective(layer: Any, found: TicketLayer, config: TicketConfig) -> Tensor:

@@ -15,6 +15,7 @@ __all__ = [
     "is_global_average",
     "is_identity",
     "is_plain_pool",
+    "module_name",
     "module_of",
     "shape_of",
 ]
@@ -24,6 +25,11 @@ _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # in eval()
 
 def module_of(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
     return modules.get(str(node.target)) if node.op == "call_module" else None
+
+
+def module_name(node: fx.Node) -> str:
+    """The name of the kernel that replaces a node's module: one that dictionaries can have."""
+    return f"{node.name}_layer" if hasattr(nn.ModuleDict, node.name) else node.name
 
 
 def shape_of(node: Any) -> torch.Size:

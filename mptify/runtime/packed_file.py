@@ -1,14 +1,15 @@
 """Packed files: programs as the runtime holds them, mapped into memory and ready to run.
 
 A packed file is a safetensors file. `kernel.NAME.BUFFER` are the buffers of kernels, `state.NAME`
-the tensors of what torch runs. The graph is not stored: the network is built by its name, without
-weights, and the kernels replace the layers that their names say.
+the tensors of what torch runs, and of the quantizers that the compiler replaces. The graph is not
+stored: the network is built by its name, without weights, and compiled with the kernels in place of
+the layers that their names say.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +22,13 @@ from torch import Tensor, fx, nn
 
 from mptify.errors import BadConfig, DamagedTicket, MptifyError, TicketMismatch
 from mptify.files import as_path
+from mptify.nn.quantizers import Quantizer, RunningQuantizer
+from mptify.runtime.calibration import round_inputs_
 from mptify.runtime.compiler import compile_graph
 from mptify.runtime.kernel import Kernel
 from mptify.runtime.library import library
 from mptify.runtime.serialize import deserialize, serialize, stored_kernels
+from mptify.runtime.subgraphs import with_graphs
 from mptify.surgery import ticket_layers
 from mptify.ticket.building import build, emptied
 from mptify.ticket.codec import (
@@ -42,13 +46,14 @@ from mptify.ticket.codec import (
 __all__ = ["PackedFile", "build_program", "is_packed", "open_packed", "packed_bytes"]
 
 KEY = "mptify_packed"
-VERSION = 4
+VERSION = 5
 _KEYS = {
     "version",
     "architecture",
     "config",
     "dtype",
     "notes",
+    "rounded",
     "input",
     "parameters",
     "kernels",
@@ -76,7 +81,13 @@ class PackedFile:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, image: Tensor) -> bytes:
+def packed_bytes(
+    ticket: Ticket,
+    program: nn.Module,
+    model: fx.GraphModule,
+    image: Tensor,
+    rounded: Sequence[str] = (),
+) -> bytes:
     """The file of a program.
 
     Args:
@@ -84,6 +95,7 @@ def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, imag
         program: The program that was compiled from the ticket's `model`.
         model: The ticket model, whose nodes know their shapes for `image`.
         image: An image of the usual size.
+        rounded: The layers that were given 8-bit inputs after the search.
     """
     assert ticket.architecture is not None
     kernels = stored_kernels(program)
@@ -92,7 +104,8 @@ def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, imag
         for name, (_, kernel) in kernels.items()
         for buffer, tensor in kernel.state_dict().items()
     }
-    tensors |= {f"state.{name}": tensor for name, tensor in _state(program, kernels).items()}
+    state = _quantizer_state(model) | _state(program, kernels)
+    tensors |= {f"state.{name}": tensor for name, tensor in state.items()}
     # Tensors that share memory are stored one by one.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     shapes = {
@@ -107,6 +120,7 @@ def packed_bytes(ticket: Ticket, program: nn.Module, model: fx.GraphModule, imag
         "config": config_as_json(ticket.config),
         "dtype": ticket.dtype,
         "notes": ticket.notes,
+        "rounded": list(rounded),
         "input": list(image.shape[1:]),
         "parameters": ticket.count + floats,
         "kernels": {name: serialize(kernel) for name, (_, kernel) in kernels.items()},
@@ -136,6 +150,16 @@ def _state(program: nn.Module, kernels: Mapping[str, tuple[str, Kernel]]) -> dic
         name: tensor
         for name, tensor in program.state_dict().items()
         if not name.startswith(prefixes)
+    }
+
+
+def _quantizer_state(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of quantizers, by which the compiler decides what is levels."""
+    return {
+        f"{path}.{name}": tensor
+        for path, module in model.named_modules()
+        if isinstance(module, (Quantizer, RunningQuantizer))
+        for name, tensor in module.state_dict().items()
     }
 
 
@@ -197,7 +221,7 @@ def _require_version(description: dict[str, Any] | None) -> dict[str, Any]:
     if version != VERSION:
         raise DamagedTicket(
             f"This packed file has format version {version}, but this mptify reads version "
-            f"{VERSION}; export the ticket again."
+            f"{VERSION}; make it again: `mptify export TICKET --to packed`."
         )
     if set(description) != _KEYS:
         differing = ", ".join(sorted(set(description) ^ _KEYS))
@@ -221,10 +245,13 @@ def build_program(file: PackedFile) -> nn.Module:
     kernels = _read_kernels(file)
     limit = MOST_WEIGHTS + WEIGHTS_PER_BYTE * file.path.stat().st_size
     parameters = min(_count(file.description["parameters"]), limit)
-    model = emptied(build(file.ticket, file.path, parameters), file.ticket).eval()
+    model = emptied(build(file.ticket, file.path, parameters), file.ticket)
     try:
+        round_inputs_(model, file.description["rounded"])
+        model = with_graphs(model.eval())
         if not isinstance(model, fx.GraphModule):
             raise KeyError("it has no graph")
+        state = _fill_(model, file)
         for node in model.graph.nodes:
             shape = file.description["shapes"].get(node.name)
             node.meta["tensor_meta"] = SimpleNamespace(shape=torch.Size(shape or ()))
@@ -233,7 +260,9 @@ def build_program(file: PackedFile) -> nn.Module:
         if placed.keys() != kernels.keys():
             unplaced = sorted(kernels.keys() ^ placed.keys())
             raise KeyError(f"the network has no layer for {unplaced[0]}")
-        _load_state_(program, placed, file)
+        _require_state(state, model, program, placed)
+        for layer in ticket_layers(program).values():
+            layer.kept = _count(file.description["kept"][layer.ticket_name])
     except DamagedTicket:
         raise
     except Exception as error:  # whatever a description that does not fit leads to
@@ -263,21 +292,29 @@ def _read_kernels(file: PackedFile) -> dict[str, Kernel]:
         raise DamagedTicket(f"{file.path}: {error}.") from None
 
 
-def _load_state_(
-    program: nn.Module, placed: Mapping[str, tuple[str, Kernel]], file: PackedFile
-) -> None:
+def _fill_(model: nn.Module, file: PackedFile) -> set[str]:
+    """Set what the program takes over from the model; returns the names of these tensors."""
     prefix = "state."
     state = {
         name.removeprefix(prefix): tensor
         for name, tensor in file.tensors.items()
         if name.startswith(prefix)
     }
-    differing = _state(program, placed).keys() ^ state.keys()
+    expected = model.state_dict()
+    for name, tensor in state.items():
+        if (tensor.dtype, tensor.shape) != (expected[name].dtype, expected[name].shape):
+            raise KeyError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}")
+    model.load_state_dict(state, strict=False, assign=True)
+    return set(state)
+
+
+def _require_state(
+    found: set[str], model: nn.Module, program: nn.Module, placed: Mapping[str, tuple[str, Kernel]]
+) -> None:
+    """Raise unless the file has all tensors of a program that its kernels lack, and no others."""
+    differing = (_quantizer_state(model).keys() | _state(program, placed).keys()) ^ found
     if differing:
         raise KeyError(sorted(differing)[0])
-    program.load_state_dict(state, strict=False, assign=True)
-    for layer in ticket_layers(program).values():
-        layer.kept = _count(file.description["kept"][layer.ticket_name])
 
 
 def _count(value: Any) -> int:

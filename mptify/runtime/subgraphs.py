@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from mptify.errors import MptifyError
 from mptify.nn.layers import Ticketed
+from mptify.surgery.edges import split_fused_norms_
 from mptify.surgery.graphs import TicketGraph
 from mptify.surgery.trace import trace
 
@@ -30,6 +31,7 @@ def with_graphs(model: nn.Module) -> nn.Module:
     graphs: dict[str, nn.Module] = {}
     for region in traced.regions:
         if region.graphs:
+            split_fused_norms_(list(region.graphs.values()), region.module)
             graph = region.graphs.get(False, next(iter(region.graphs.values())))
             graphs[region.path] = TicketGraph.of(region.module, {False: graph}).eval()
     return _replace(traced.model, graphs, "").eval()

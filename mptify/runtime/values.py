@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from mptify.errors import MptifyError
+
 __all__ = [
-    "LANE_TYPES", "LAYOUTS", "Bits", "Buffer", "Numbers", "Planes", "Value", "row_bytes",
-    "to_tokens", "whole_words",
+    "LANE_TYPES", "LAYOUTS", "Bits", "Buffer", "Numbers", "Planes", "Value",
+    "require_image", "row_bytes", "to_tokens", "whole_words",
 ]  # fmt: skip
 
 LAYOUTS = ("channels", "tokens", "vectors")  # which dimension of a tensor becomes planes
@@ -171,6 +173,18 @@ class Value(NamedTuple):
 
     form: Any
     buffer: Buffer
+
+
+def require_image(form: Any) -> tuple[int, int, int]:
+    """The channels, height and width of a value.
+
+    Raises:
+        MptifyError: It is none that images have.
+    """
+    if not isinstance(form, (Numbers, Planes)) or len(form.shape) != 3:
+        raise MptifyError(f"A packed layer reads images, not {getattr(form, 'shape', form)}.")
+    channels, height, width = form.shape
+    return channels, height, width
 
 
 def to_tokens(x: Tensor, tokens: tuple[int, ...]) -> Tensor:

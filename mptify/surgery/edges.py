@@ -20,7 +20,7 @@ from mptify.surgery.hooks import copy_hooks_, is_hooked
 from mptify.surgery.plans import NormBefore, RegionEdits
 from mptify.surgery.trace import Region, join
 
-__all__ = ["edited_region", "make_norm"]
+__all__ = ["edited_region", "make_norm", "split_fused_norms_"]
 
 # A sign ignores the scale of its input, so epsilon changes no output, and other quantizers hardly
 # notice it. It bounds the factor by which a channel of almost no variance (a depthwise filter
@@ -56,7 +56,7 @@ def edited_region(
     root = region.module
     graphs: dict[bool, fx.Graph] = {}
     inserted: dict[Any, str] = {}
-    _split_fused_norms_(list(region.graphs.values()), root)
+    split_fused_norms_(list(region.graphs.values()), root)
     before = _parameters_read(region.graphs.values(), root)
     for training, graph in region.graphs.items():
         editor = _GraphEditor(region, graph, edits[training], layers, config, like, inserted)
@@ -320,7 +320,7 @@ def _replace_first_input(reader: fx.Node, value: fx.Node, quantized: fx.Node) ->
         reader.update_kwarg(key, quantized)
 
 
-def _split_fused_norms_(graphs: list[fx.Graph], root: nn.Module) -> None:
+def split_fused_norms_(graphs: list[fx.Graph], root: nn.Module) -> None:
     """Drop the activation inside norms that were traced as two calls."""
     nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_module"]
     for norm in sorted({str(node.target) for node in nodes if node.meta.get("norm_only")}):

@@ -31,11 +31,14 @@ NETWORKS = ["mptify:conv2", "torchvision:resnet18", "torchvision:mobilenet_v2", 
             "timm:test_efficientnet", "timm:test_convnext"]  # fmt: skip
 
 
-def packed_file(name, folder, **settings):
+BITS = ["1/1", "1/2", "1/4", "1/8", "1/32"]
+
+
+def packed_file(name, folder, bits="1/1", exporting=None, **settings):
     """A ticket of a network whose norms have seen images, and the packed file of it."""
     entry = registry.resolve(name)
     network = registry.build(entry, num_classes=7)
-    ticketed = mptify.transform(network, bits="1/1", prune=0.9, **settings).train()
+    ticketed = mptify.transform(network, bits=bits, prune=0.9, **settings).train()
     x = (registry.example_inputs(entry, network)[0] * 8).round() / 8
     with torch.no_grad():
         ticketed(x)
@@ -46,7 +49,7 @@ def packed_file(name, folder, **settings):
     mptify.save(
         ticketed.eval(), folder / "a.ticket", name, arguments={"num_classes": 7}, notes=notes
     )
-    export(folder / "a.ticket", "packed", folder / "a.packed")
+    export(folder / "a.ticket", "packed", folder / "a.packed", **exporting or {})
     return folder / "a.packed", x[:2]
 
 
@@ -55,19 +58,78 @@ def conv2(tmp_path_factory):
     return packed_file("mptify:conv2", tmp_path_factory.mktemp("conv2"))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_program_is_the_same_again(name, tmp_path):
-    path, x = packed_file(name, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        *((name, "1/1") for name in NETWORKS),
+        *(("mptify:conv2", bits) for bits in BITS[1:]),
+        *(("timm:test_vit", bits) for bits in BITS[1:]),
+        ("timm:test_efficientnet", "1/8"),
+        ("timm:test_resnet", "1/4"),
+        ("mptify:resnet18_cifar", "1/2"),
+        ("mptify:resnet18_cifar", "1/32"),
+        ("torchvision:mobilenet_v2", "1/8"),
+        *(
+            pytest.param(name, bits, marks=pytest.mark.long)
+            for name in (*NETWORKS[1:], "timm:test_byobnet", "timm:test_mambaout")
+            for bits in BITS[1:]
+        ),
+    ],
+)
+@pytest.mark.parametrize("learns", [False, True])
+def test_the_program_is_the_same_again(name, bits, learns, tmp_path):
+    settings = {"bias": "learn", "learn_bn": True} if learns else {}
+    if learns and bits in ("1/2", "1/4"):
+        settings["learn_clip"] = True
+    path, x = packed_file(name, tmp_path, bits, **settings)
     program, made = mptify.load(path), mptify.load(tmp_path / "a.ticket", runtime="packed")
     with torch.no_grad():
         assert torch.equal(program(x), made(x))
-        require_same(program(x), mptify.load(tmp_path / "a.ticket")(x), program)
+        if bits == "1/1":
+            require_same(program(x), mptify.load(tmp_path / "a.ticket")(x), program)
     assert [layer.weight_bytes for layer in packed_layers(program)] == [
         layer.weight_bytes for layer in packed_layers(made)
     ]
     assert {name: layer.kept for name, layer in mptify.ticket_layers(program).items()} == {
         name: layer.kept for name, layer in mptify.ticket_layers(made).items()
     }
+
+
+@pytest.mark.parametrize("name", ["mptify:conv2", "mptify:resnet18_cifar", "timm:test_vit"])
+def test_a_ticket_with_8_bit_inputs_is_the_same_again(name, tmp_path):
+    torch.manual_seed(0)
+    entry = registry.resolve(name)
+    x = registry.example_inputs(entry, registry.build(entry))[0]
+    exporting = {"activation_bits": 8, "calibrate": x}
+    path, _ = packed_file(name, tmp_path, "1/32", exporting, bias="learn")
+    program = mptify.load(path)
+    made = mptify.pack(mptify.load(tmp_path / "a.ticket"), activation_bits=8, calibrate=x)
+    with torch.no_grad():
+        assert torch.equal(program(x), made(x))
+        assert not torch.equal(program(x), mptify.load(tmp_path / "a.ticket")(x))
+
+
+def test_weights_take_two_bits(tmp_path):
+    for bits in BITS[1:]:
+        path, _ = packed_file("mptify:resnet18_cifar", tmp_path, bits)
+        program = mptify.load(path)
+        weights = sum(layer.weight_count for layer in packed_layers(program))
+        assert 8 * path.stat().st_size < 2.1 * weights + 8 * 60_000
+        assert 8 * sum(layer.weight_bytes for layer in packed_layers(program)) < 2.1 * weights
+
+
+def test_a_file_of_another_machine_is_laid_out_again(tmp_path, monkeypatch):
+    """What the exporting machine had decided by its words and its speed is not in the file."""
+    monkeypatch.setattr("mptify.runtime.lane_cost.word_bytes", lambda: 16)
+    monkeypatch.setattr("mptify.runtime.lane_cost.compiles", lambda: False)
+    path, x = packed_file("mptify:resnet18_cifar", tmp_path, "1/8")
+    left = mptify.ticket_layers(mptify.load(path))
+    with torch.no_grad():
+        expected = mptify.load(tmp_path / "a.ticket")(x)
+        monkeypatch.undo()
+        program = mptify.load(path)
+        assert mptify.ticket_layers(program).keys() == left.keys()
+        assert torch.equal(program(x), expected)
 
 
 def test_other_sizes_work_too(tmp_path):
@@ -81,13 +143,16 @@ def test_other_sizes_work_too(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-def test_the_file_is_mapped_and_no_weight_is_decoded(conv2):
+@pytest.mark.parametrize("bits", ["1/1", "1/4", "1/32"])
+def test_the_file_is_mapped_and_no_weight_is_decoded(bits, tmp_path):
+    path, _ = packed_file("mptify:conv2", tmp_path, bits)
     script = (
         "import sys, mptify; from mptify.ticket import masks; masks.decode = None;"
+        "from mptify.runtime.kernels.lanes_conv import LanesConv; LanesConv.ternary = None;"
         "program = mptify.load(sys.argv[1]); print(any(sys.argv[1] in line for line in open('/proc/self/maps')))"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script, str(conv2[0])], capture_output=True, text=True
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True
     )
     assert result.stdout == "True\n", result.stderr
 
@@ -177,8 +242,7 @@ HOSTILE = {
     "too few biases": (lambda d, t: t.update({"kernel.classifier_5_sums.bias": torch.ones(3)}), "not one float32 number per filter"),
     "another network": (set_in("architecture", "name", "conv4"), "does not fit mptify:conv4"),
     "a huge network": (set_in("architecture", {"source": "timm", "name": "vit_giant_patch14_224", "arguments": {}}), "not made from"),
-    "a later version": (set_in("version", 9), "reads version 4"),
-    "an earlier version": (set_in("version", 3), "format version 3, .*export the ticket again"),
+    "a later version": (set_in("version", 9), "reads version 5"),
     "pairs of one": (fill_one("kernel.features_2.starts", 1, 1), "in pairs of one"),
     "no most sign": (fill("kernel.features_2.flipped", 7), "which filters are flipped"),
     "a layout of nothing": (set_in("kernels", "features_2", "layout", [32, 0, 1]), "is not a tile layout"),
@@ -186,6 +250,17 @@ HOSTILE = {
     "more than it should": (set_in("more", 1), "lacks or adds more"),
     "settings that mean nothing": (set_in("config", "prune", 7), "settings are invalid"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_file_of_an_earlier_version_says_how_to_make_it_again(version, conv2, tmp_path):
+    path = rewritten(conv2[0], tmp_path / "a.packed", set_in("version", version))
+    with pytest.raises(DamagedTicket) as caught:
+        mptify.load(path)
+    assert str(caught.value) == (
+        f"{path}: This packed file has format version {version}, but this mptify reads version 5; "
+        "make it again: `mptify export TICKET --to packed`."
+    )
 
 
 def test_a_head_that_reads_what_is_not_there_is_refused(tmp_path):
@@ -238,14 +313,6 @@ def test_wrong_uses_are_told(conv2, tmp_path):
         packed_files.open_packed(path.with_name("a.ticket"))
     with pytest.raises(MptifyError, match="can't be read"):
         packed_files.open_packed(tmp_path / "none")
-    mptify.save(
-        mptify.transform(registry.build(registry.resolve("mptify:conv2")), bits="1/32"),
-        tmp_path / "b.ticket",
-        "mptify:conv2",
-    )
-    with pytest.raises(MptifyError, match="Packed files hold tickets of 1-bit activations"):
-        export(tmp_path / "b.ticket", "packed", tmp_path / "b.packed")
-    assert not (tmp_path / "b.packed").exists()
 
 
 def test_without_a_compiler_it_is_told(conv2, monkeypatch):

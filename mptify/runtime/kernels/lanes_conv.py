@@ -21,11 +21,20 @@ from mptify.runtime.kernel import Candidate, NativeKernel
 from mptify.runtime.lane_cost import dense_cost, lanes_cost
 from mptify.runtime.lane_fusion import LanePattern
 from mptify.runtime.lane_layout import Arrangement, LaneLayout, Sums, margin_offsets, tap_lists
-from mptify.runtime.survivors import max_kept
-from mptify.runtime.values import LANE_TYPES, Numbers, Planes, Value
+from mptify.runtime.validation import (
+    count_bits,
+    same_numbers,
+    validate_floats,
+    validate_halves,
+    validate_levels,
+    validate_range,
+    validate_step,
+)
+from mptify.runtime.values import LANE_TYPES, Numbers, Planes, Value, require_image
 
 __all__ = ["LanesConv", "level_type"]
 
+_MOST_EXACT = 1 << 24  # float32 holds all integers up to it
 _PER_FILTER = ("bias", "alpha", "beta", "last_alpha", "last_beta")
 
 
@@ -111,10 +120,9 @@ class LanesConv(NativeKernel):
     def candidate(cls, pattern: LanePattern) -> Candidate | None:
         geometry, weight = pattern.geometry(), pattern.weight()
         levels = pattern.levels and (int(pattern.levels.lowest), int(pattern.levels.highest))
-        per_sign = _taps_per_sign(weight.numpy())
-        sums = Sums.of(levels, per_sign)
-        if sums is None or (levels and max_kept(weight) * max(map(abs, levels)) >= 1 << 24):
-            return None  # sums would overflow, or not be exact in float32
+        sums = _sums_of(weight.numpy(), levels)
+        if sums is None:
+            return None
         dtype = level_type(levels[0]) if levels else "float32"
         cost = lanes_cost(weight, geometry, sums, dtype)
         if cost > dense_cost(weight, geometry):
@@ -123,20 +131,75 @@ class LanesConv(NativeKernel):
 
     @classmethod
     def of(cls, pattern: LanePattern) -> LanesConv:
-        read, rounding, other = pattern.levels, pattern.rounding, pattern.other_levels
+        levels, rounding, other_step = _levels_of(pattern)
         epilogue = dict(pattern.epilogue)
-        if other is not None:
-            epilogue["other_step"] = torch.tensor(other.step)
+        if other_step is not None:
+            epilogue["other_step"] = torch.tensor(other_step)
         return cls(
             pattern.weight(),
             pattern.geometry(),
             pattern.scale(),
-            None if read is None else (read.lowest, read.highest, pattern.unit),
+            levels,
             epilogue,
-            None if rounding is None else rounding[:3],
+            rounding,
             tokens=pattern.tokens,
             fused=pattern.fused,
         )
+
+    def suits(self, pattern: Any) -> bool:
+        if not isinstance(pattern, LanePattern) or not self.matches(pattern):
+            return False
+        numbers = (*_levels_of(pattern), pattern.epilogue.get("range"))
+        ours = (self.levels, self.rounding, self.other_step, self.range)
+        fused = {name for name in _PER_FILTER if getattr(self, name) is not None}
+        return (
+            (self.filters, self.weight_count) == (pattern.layer.shape[0], pattern.layer.count)
+            and (self.geometry, self.tokens) == (pattern.geometry(), pattern.tokens)
+            and all(map(same_numbers, ours, numbers))
+            and fused == pattern.epilogue.keys() & set(_PER_FILTER)
+        )
+
+    def validate(self) -> None:
+        filters, geometry = self.filters, self.geometry
+        per_filter, rest = divmod(self.weight_count, max(1, filters))
+        taps = prod(geometry.kernel)
+        if not filters or not per_filter or rest or per_filter % taps:
+            raise ValueError("its sizes do not fit each other")
+        channels = per_filter // taps
+        groups = geometry.channels // channels
+        if geometry.channels % channels or filters % groups:
+            raise ValueError("its channels do not divide into groups")
+        plain = Geometry(channels, (1, geometry.size[1]), (1, 1))
+        if self.tokens and geometry != plain:
+            raise ValueError("it is no linear layer on tokens")
+        validate_halves(self.weights, filters, 2, -(-per_filter // 8))
+        mask, positive = self.weights[:, 0], self.weights[:, 1]
+        if count_bits(mask) != self.survivor_count or count_bits(positive & ~mask):
+            raise ValueError("it has other survivors than it says")
+        if self.weight_bytes != self.weights.nbytes:
+            raise ValueError("its weights have another size than it says")
+        self._validate_numbers()
+
+    def _validate_numbers(self) -> None:
+        validate_floats("scale", self.scale, 1)
+        validate_floats("other_step", self.other_step)
+        validate_range(self.range)
+        for name in _PER_FILTER:
+            validate_floats(name, getattr(self, name), self.filters)
+        for name in ("", "last_"):
+            norm = (getattr(self, f"{name}alpha"), getattr(self, f"{name}beta"))
+            if (norm[0] is None) != (norm[1] is None):
+                raise ValueError(f"it has one of {name}alpha and {name}beta without the other")
+        validate_floats("levels", self.levels, 3)
+        if self.levels is not None:
+            lowest, highest, unit = self.levels.tolist()
+            validate_levels(lowest, highest)
+            validate_step("unit", unit)
+        validate_floats("rounding", self.rounding, 3)
+        if self.rounding is not None:
+            inverse, lowest, highest = self.rounding.tolist()
+            validate_step("inverse", inverse)
+            validate_levels(lowest, highest)
 
     def ternary(self) -> np.ndarray:
         """M ⊙ B as int8."""
@@ -250,7 +313,7 @@ class LanesConv(NativeKernel):
             return self.geometry.at((form.height, form.width)), form.strides
         if self.tokens:
             return self.geometry.at((1, prod(form.shape[:-1]))), (1, 0, channels)
-        _, height, width = form.shape
+        _, height, width = require_image(form)
         return self.geometry.at((height, width)), (height * width, width, 1)
 
     def _arrange(
@@ -352,8 +415,9 @@ class LanesConv(NativeKernel):
         taps, channels = prod(self.geometry.kernel), weight.shape[1]
         per_sign = _taps_per_sign(weight)
         levels = None if self.levels is None else (int(self.levels[0]), int(self.levels[1]))
-        sums = Sums.of(levels, per_sign)
-        assert sums is not None
+        sums = _sums_of(weight, levels)
+        if sums is None:
+            raise MptifyError("A packed layer has more survivors than its lanes can add.")
         kept = self.survivor_count // self.groups
         sizes = (taps, channels, self.filters // self.groups, kept)
         layout, _ = LaneLayout.of(sums, lanes, *sizes, self.dtype)
@@ -362,6 +426,25 @@ class LanesConv(NativeKernel):
                 return layout, sums, sums.phase_ends(per_sign, layout.group_channels)
             except OverflowError:
                 layout = replace(layout, group_channels=-(-layout.group_channels // 2))
+
+
+def _levels_of(pattern: LanePattern) -> tuple[Any, Any, Any]:
+    """The levels that a kernel reads and makes, and the step of the levels that it adds."""
+    read, made, other = pattern.levels, pattern.rounding, pattern.other_levels
+    return (
+        None if read is None else (read.lowest, read.highest, pattern.unit),
+        None if made is None else made[:3],
+        None if other is None else other.step,
+    )
+
+
+def _sums_of(weight: np.ndarray, levels: tuple[int, int] | None) -> Sums | None:
+    """What adds up; None if sums would overflow, or not be exact in float32."""
+    if levels is not None:
+        most = int((weight != 0).reshape(len(weight), -1).sum(1).max())
+        if most * max(map(abs, levels)) >= _MOST_EXACT:
+            return None
+    return Sums.of(levels, _taps_per_sign(weight))
 
 
 def _taps_per_sign(weight: np.ndarray) -> np.ndarray:

@@ -13,6 +13,15 @@ from mptify.errors import MptifyError
 from mptify.registry import kernels
 from mptify.runtime.kernel import Candidate, NativeKernel
 from mptify.runtime.lane_fusion import LanePattern
+from mptify.runtime.validation import (
+    count_bits,
+    same_numbers,
+    validate_floats,
+    validate_halves,
+    validate_levels,
+    validate_range,
+    validate_step,
+)
 from mptify.runtime.values import Numbers, Value
 
 __all__ = ["MaskedLinear"]
@@ -82,6 +91,37 @@ class MaskedLinear(NativeKernel):
         levels = None if pattern.levels is None else pattern.levels[:3]
         bias, clipped = (pattern.epilogue.get(name) for name in ("bias", "range"))
         return cls(pattern.weight()[:, :, 0, 0], pattern.scale(), levels, bias, clipped)
+
+    def suits(self, pattern: Any) -> bool:
+        if not isinstance(pattern, LanePattern) or not self.matches(pattern):
+            return False
+        levels = None if pattern.levels is None else pattern.levels[:3]
+        return (
+            pattern.layer.shape == (len(self.weights), self.inputs)
+            and same_numbers(self.levels, levels)
+            and same_numbers(self.range, pattern.epilogue.get("range"))
+            and (self.bias is None) == ("bias" not in pattern.epilogue)
+        )
+
+    def validate(self) -> None:
+        filters = self.weight_count // max(1, self.inputs)
+        if not filters or filters * self.inputs != self.weight_count:
+            raise ValueError("its sizes do not fit each other")
+        validate_halves(self.weights, filters, 2, -(-self.inputs // 64) * 8)
+        positive, negative = self.weights[:, 0], self.weights[:, 1]
+        survivors = count_bits(positive) + count_bits(negative)
+        if survivors != self.survivor_count or count_bits(positive & negative):
+            raise ValueError("it has other survivors than it says")
+        if self.weight_bytes != self.weights.nbytes:
+            raise ValueError("its weights have another size than it says")
+        validate_floats("scale", self.scale, 1)
+        validate_floats("bias", self.bias, filters)
+        validate_range(self.range)
+        validate_floats("levels", self.levels, 3)
+        if self.levels is not None:
+            inverse, lowest, highest = self.levels.tolist()
+            validate_step("inverse", inverse)
+            validate_levels(lowest, highest)
 
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from mptify.registry import kernels
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernel import NativeKernel
-from mptify.runtime.values import Numbers, Planes, Value
+from mptify.runtime.validation import validate_step
+from mptify.runtime.values import Numbers, Planes, Value, require_image
 
 __all__ = ["NumberAverage"]
 
@@ -23,19 +24,19 @@ class NumberAverage(NativeKernel):
         step: The value of level 1, if it reads levels.
     """
 
-    BUFFERS: ClassVar = ("step",)
-    step: Tensor
-
     def __init__(self, step: float = 1.0):
         super().__init__()
-        self.register_buffer("step", torch.tensor([step]))
+        self.step = step
+
+    def validate(self) -> None:
+        validate_step("step", self.step)
 
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous()
 
     def emit(self, builder: Any, *inputs: Value) -> Value:
         ((form, buffer),) = inputs
-        channels, height, width = form.shape
+        channels, height, width = require_image(form)
         is_planes = isinstance(form, Planes)
         lanes = {
             "in_type": form.type_number if is_planes else 0,
@@ -49,5 +50,5 @@ class NumberAverage(NativeKernel):
             strides=form.strides,
             conv={"shape": shape},
             lanes=lanes,
-            gain=builder.constant(self.step),
+            gain=builder.constant(torch.tensor([self.step])),
         )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import astuple
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
+from mptify.errors import MptifyError
 from mptify.registry import kernels
 from mptify.runtime.geometry import Geometry, Window
 from mptify.runtime.kernel import NativeKernel
-from mptify.runtime.values import Numbers, Planes, Value
+from mptify.runtime.values import Numbers, Planes, Value, require_image
 
 __all__ = ["NumberMaxPool"]
 
@@ -19,31 +20,25 @@ __all__ = ["NumberMaxPool"]
 class NumberMaxPool(NativeKernel):
     """The largest number in each window; for falling channels, the smallest."""
 
-    SETTINGS: ClassVar = {"window": Window}
-    OPTIONAL_BUFFERS = ("falling",)
-    window: Window
-    falling: Tensor | None
-
     def __init__(self, window: Window, falling: Tensor | None = None):
         super().__init__()
         self.window = window
-        self.register_buffer("falling", None if falling is None else falling.byte())
+        self.falling = None if falling is None else falling.byte()
 
     @classmethod
     def of(cls, module: nn.MaxPool2d, falling: Tensor | None = None) -> NumberMaxPool:
         return cls(Window.of(module), falling)
-
-    def validate(self) -> None:
-        falling: Any = self.falling
-        if falling is not None and (falling.dim() != 1 or falling.max() > 1):
-            raise ValueError("it does not say which channels are falling")
 
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous()
 
     def emit(self, builder: Any, *inputs: Value) -> Value:
         ((form, buffer),) = inputs
-        size: Any = form.shape
+        size = require_image(form)
+        if self.falling is not None and self.falling.shape != size[:1]:
+            raise MptifyError(
+                f"A packed max-pool reads {len(self.falling)} channels, not {size[0]}."
+            )
         origin = form.origin if isinstance(form, Planes) else 0
         geometry = Geometry(size[0], (size[1], size[2]), *astuple(self.window))
         lanes: dict[str, Any] = {"in_origin": origin}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +13,14 @@ from mptify.registry import kernels
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernel import NativeKernel
 from mptify.runtime.kernels.lanes_conv import level_type
-from mptify.runtime.values import LANE_TYPES, Numbers, Planes, Value
+from mptify.runtime.validation import validate_levels, validate_step
+from mptify.runtime.values import LANE_TYPES, Numbers, Planes, Value, require_image
 
 __all__ = ["Dequantize", "Quantize"]
 
 
 def _add_copy(
-    builder: Any, source: Value, form: Any, size: tuple[int, int, int], levels: Tensor, types: Any
+    builder: Any, source: Value, form: Any, size: tuple[int, int, int], levels: Any, types: Any
 ) -> Value:
     """A step that copies numbers or levels into planes, or into a tensor, as other numbers."""
     channels, height, width = size
@@ -49,7 +50,7 @@ def _add_copy(
         "out_type": LANE_TYPES[types[1]][0],
         "out_origin": out_origin,
         "out_channel": out_channel,
-        "levels": builder.constant(levels),
+        "levels": builder.constant(torch.tensor(levels)),
     }
     conv = {
         "shape": geometry.shape() | {"phases": 1},
@@ -70,14 +71,14 @@ class Quantize(NativeKernel):
         tokens: Whether channels are the last dimension.
     """
 
-    SETTINGS: ClassVar = {"tokens": bool}
-    BUFFERS = ("levels",)
-    levels: Tensor
-
     def __init__(self, inverse: float, lowest: float, highest: float, *, tokens: bool = False):
         super().__init__()
-        self.tokens = tokens
-        self.register_buffer("levels", torch.tensor([inverse, lowest, highest]))
+        self.levels, self.tokens = (inverse, lowest, highest), tokens
+
+    def validate(self) -> None:
+        inverse, lowest, highest = self.levels
+        validate_step("inverse", inverse)
+        validate_levels(lowest, highest)
 
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous()
@@ -91,8 +92,8 @@ class Quantize(NativeKernel):
             tokens = source.form.shape[:-1]
             size = source.form.shape[-1], 1, prod(tokens)
         else:
-            size = source.form.shape
-        dtype = level_type(float(self.levels[1]))
+            size = require_image(source.form)
+        dtype = level_type(self.levels[1])
         form = Planes(dtype, *size, 0 if self.tokens else builder.margin, tokens)
         return _add_copy(builder, source, form, size, self.levels, ("float32", dtype))
 
@@ -105,12 +106,12 @@ class Dequantize(NativeKernel):
         step: The value of level 1.
     """
 
-    BUFFERS = ("levels",)
-    levels: Tensor
-
     def __init__(self, step: float):
         super().__init__()
-        self.register_buffer("levels", torch.tensor([step, 0.0, 0.0]))
+        self.step = step
+
+    def validate(self) -> None:
+        validate_step("step", self.step)
 
     def emit(self, builder: Any, *inputs: Value) -> Value:
         (source,) = inputs
@@ -119,4 +120,5 @@ class Dequantize(NativeKernel):
         form: Any = Numbers.contiguous(*size, tokens=planes.tokens)
         if not builder.is_output:
             form = Planes("float32", size[0], size[1], size[2], builder.margin)
-        return _add_copy(builder, source, form, size, self.levels, (planes.dtype, "float32"))
+        levels, types = (self.step, 0.0, 0.0), (planes.dtype, "float32")
+        return _add_copy(builder, source, form, size, levels, types)
