@@ -15,9 +15,9 @@ from mptify.runtime import compiler
 from mptify.runtime.calibration import Batches, Calibration, round_inputs
 from mptify.runtime.kernels.lanes_conv import LanesConv
 from mptify.runtime.library import library
+from tests.helpers.outputs import flat
 from tests.nets import Plain, images
 from tests.representatives import SOME_QUICK, build
-from tests.surgery.test_zoo import flat
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),

@@ -6,20 +6,18 @@ import subprocess
 import sys
 
 import pytest
-import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
 import mptify
 from mptify.cli import app
 from mptify.errors import DamagedTicket, MptifyError, TicketMismatch
-from mptify.export import export
 from mptify.models import registry
 from mptify.runtime import packed_file as packed_files
 from mptify.runtime import packed_layers
 from mptify.runtime.library import library
-from mptify.ticket.codec import as_json
 from tests.helpers.outputs import require_same
+from tests.helpers.packed_files import fill, fill_one, packed_file, rewritten, set_in
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),
@@ -32,25 +30,6 @@ NETWORKS = ["mptify:conv2", "torchvision:resnet18", "torchvision:mobilenet_v2", 
 
 
 BITS = ["1/1", "1/2", "1/4", "1/8", "1/32"]
-
-
-def packed_file(name, folder, bits="1/1", exporting=None, **settings):
-    """A ticket of a network whose norms have seen images, and the packed file of it."""
-    entry = registry.resolve(name)
-    network = registry.build(entry, num_classes=7)
-    ticketed = mptify.transform(network, bits=bits, prune=0.9, **settings).train()
-    x = (registry.example_inputs(entry, network)[0] * 8).round() / 8
-    with torch.no_grad():
-        ticketed(x)
-    notes = {
-        "labels": list("abcdefg"),
-        "input": {"shape": list(x.shape[1:]), "mean": [0.5] * 3, "std": [0.25] * 3},
-    }
-    mptify.save(
-        ticketed.eval(), folder / "a.ticket", name, arguments={"num_classes": 7}, notes=notes
-    )
-    export(folder / "a.ticket", "packed", folder / "a.packed", **exporting or {})
-    return folder / "a.packed", x[:2]
 
 
 @pytest.fixture(scope="module")
@@ -170,39 +149,6 @@ def test_any_flipped_bit_is_noticed(conv2, tmp_path):
         (tmp_path / "a.packed").write_bytes(data[:length])
         with pytest.raises(MptifyError):
             packed_files.open_packed(tmp_path / "a.packed")
-
-
-def rewritten(path, to, change):
-    """A file with a right digest, whose description or tensors were changed."""
-    file = packed_files.open_packed(path)
-    description, tensors = (
-        json.loads(json.dumps(file.description)),
-        {name: tensor.clone() for name, tensor in file.tensors.items()},
-    )
-    change(description, tensors)
-    description["sha256"] = packed_files._digest(description, tensors)
-    to.write_bytes(safetensors.torch.save(tensors, {packed_files.KEY: as_json(description)}))
-    return to
-
-
-def set_in(*path):
-    *inner, value = path
-
-    def change(description, tensors):
-        at = description
-        for key in inner[:-1]:
-            at = at[key]
-        at[inner[-1]] = value
-
-    return change
-
-
-def fill(name, value):
-    return lambda description, tensors: tensors[name].fill_(value)
-
-
-def fill_one(name, place, value):
-    return lambda description, tensors: tensors[name].__setitem__(place, value)
 
 
 def cut(name):

@@ -10,7 +10,7 @@ import mptify
 from mptify.errors import DamagedTicket, MptifyError, TicketMismatch
 from mptify.runtime import packed_file as packed_files
 from mptify.runtime.library import library
-from tests.ticket.test_packed import fill, fill_one, packed_file, rewritten, set_in
+from tests.helpers.packed_files import fill, fill_one, packed_file, rewritten, set_in
 
 pytestmark = [
     pytest.mark.skipif(library is None, reason="this machine has no C++ compiler"),
