@@ -22,6 +22,7 @@ _Bits = Annotated[
 _Calls = Annotated[int, typer.Option(min=1, help="Calls of each to time.")]
 _Pairs = Annotated[int, typer.Option(min=1, help="Pairs of steps to time.")]
 _Threads = Annotated[int, typer.Option(min=1, help="Threads for torch.")]
+_Plot = Annotated[Path | None, typer.Option(help="Plot to this .png or .svg file.")]
 _ThreadsOfAll = Annotated[int, typer.Option(min=1, help="Threads for each.")]
 
 
@@ -116,6 +117,9 @@ def layers(
         list[float] | None,
         typer.Option(min=0, max=0.999, help="Fractions to remove; 0.75 and 0.9 by default."),
     ] = None,
+    pointwise: Annotated[
+        bool, typer.Option("--pointwise", help="The 1×1 layers of ResNet-50's stages instead.")
+    ] = False,
     rounds: _Calls = 51,
     threads: _ThreadsOfAll = 1,
     as_json: _AsJson = False,
@@ -128,16 +132,21 @@ def layers(
     """
     from mptify.cli import bench_run
 
-    bench_run.bench_layers(bits, prune, rounds, threads, as_json=as_json)
+    bench_run.bench_layers(bits, prune, rounds, threads, pointwise=pointwise, as_json=as_json)
 
 
 @app.command("prune")
 def prune_rates(
     model: Annotated[str, typer.Argument(help="The network.")] = "resnet18",
-    bits: _Bits = "1/1",
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot the times to this .png or .svg file.")
+    bits: Annotated[
+        list[str] | None,
+        typer.Option(help="Bits per weight / bits per activation; may be repeated. [default: 1/1]"),
     ] = None,
+    prune: Annotated[
+        list[float] | None,
+        typer.Option(min=0, max=0.999, help="Fractions to remove; ten by default."),
+    ] = None,
+    plot: _Plot = None,
     rounds: _Calls = 15,
     threads: _ThreadsOfAll = 1,
     as_json: _AsJson = False,
@@ -145,4 +154,46 @@ def prune_rates(
     """Time a packed network at several prune rates, and its float32 network."""
     from mptify.cli import bench_run
 
-    bench_run.bench_prune_rates(model, bits, plot, rounds, threads, as_json=as_json)
+    bench_run.bench_prune_rates(
+        model, bits or ["1/1"], prune, plot, rounds, threads, as_json=as_json
+    )
+
+
+@app.command("bits")
+def bits_of_activations(
+    model: Annotated[str, typer.Argument(help="The network.")] = "mptify:conv4",
+    bits: Annotated[
+        list[str] | None,
+        typer.Option(help="Bits per weight / bits per activation; five by default."),
+    ] = None,
+    prune: Annotated[float, typer.Option(min=0, max=0.999, help="The fraction to remove.")] = 0.8,
+    accuracies: Annotated[
+        Path | None,
+        typer.Option(help="The results of a sweep whose lines are named after bits, and dense."),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="AXIS=VALUE", help="Which of its rows count: ticket.learn_bn=True."),
+    ] = None,
+    plot: _Plot = None,
+    rounds: _Calls = 51,
+    threads: _ThreadsOfAll = 1,
+    as_json: _AsJson = False,
+) -> None:
+    """Time a packed network at several activation bits, and its float32 network.
+
+    With the results of `mptify sweep bits_small`, the command shows accuracy beside time.
+    """
+    from mptify.cli import bench_run
+
+    bench_run.bench_bits(
+        model,
+        bits or ["1/1", "1/2", "1/4", "1/8", "1/32"],
+        prune,
+        accuracies,
+        where or [],
+        plot,
+        rounds,
+        threads,
+        as_json=as_json,
+    )

@@ -20,12 +20,14 @@ from mptify.cli.console import console
 from mptify.cli.tables import Column, make_table
 from mptify.errors import BadConfig, MptifyError
 from mptify.files import check_writable
-from mptify.report.plots import draw_prune_times
+from mptify.report.plots import draw_accuracies, draw_prune_times
 from mptify.tools import bench
 from mptify.tools import bench_inference as inference
+from mptify.tools.bench_bits import accuracies_of, bits_times
 from mptify.tools.bench_inference import NetworkTimes
 
 __all__ = [
+    "bench_bits",
     "bench_inference",
     "bench_layers",
     "bench_prune_rates",
@@ -186,12 +188,19 @@ def bench_inference(
 
 
 def bench_layers(
-    bits: str, prune: Sequence[float] | None, rounds: int, threads: int, *, as_json: bool
+    bits: str,
+    prune: Sequence[float] | None,
+    rounds: int,
+    threads: int,
+    *,
+    pointwise: bool,
+    as_json: bool,
 ) -> None:
     """Time packed layers beside torch's float32 convolution."""
     out = console()
     torch.set_num_threads(threads)
-    cases = [(*stage, bits, rate) for rate in prune or [0.75, 0.9] for stage in inference.STAGES]
+    layers = inference.POINTWISE if pointwise else inference.STAGES
+    cases = [(layer, bits, rate) for rate in prune or [0.75, 0.9] for layer in layers]
     with _progress(out, "timing", len(cases) * (rounds + 2), as_json) as tick:
         times = [inference.layer_time(*case, rounds, tick) for case in cases]
     if as_json:
@@ -201,6 +210,8 @@ def bench_layers(
         return
     columns = [
         Column("channels", lambda layer: str(layer.channels)),
+        Column("filters", lambda layer: str(layer.filters)),
+        Column("kernel", lambda layer: f"{layer.kernel}×{layer.kernel}"),
         Column("pixels", lambda layer: f"{layer.size}×{layer.size}"),
         Column("pruned", lambda layer: f"{100 * layer.prune:.0f} %"),
         Column("packed ms", lambda layer: f"{layer.packed:.3f}"),
@@ -212,29 +223,94 @@ def bench_layers(
 
 
 def bench_prune_rates(
-    model: str, bits: str, plot: Path | None, rounds: int, threads: int, *, as_json: bool
+    model: str,
+    bits: Sequence[str],
+    prunes: Sequence[float] | None,
+    plot: Path | None,
+    rounds: int,
+    threads: int,
+    *,
+    as_json: bool,
 ) -> None:
     """Time a packed network at several prune rates."""
     out = console()
+    _check_plot(plot)
+    torch.set_num_threads(threads)
+    prunes = sorted(prunes or _PRUNE_RATES)
+    with _progress(out, "timing", rounds + 2, as_json) as tick:
+        dense, packed = inference.prune_times(model, bits, prunes, None, rounds, tick)
     if plot is not None:
-        check_writable(plot)
-        if plot.suffix not in (".png", ".svg"):
-            raise BadConfig(f"--plot {plot}: the name of a plot ends in .png or .svg.")
+        draw_prune_times(prunes, dense, packed, model, plot)
+    if as_json:
+        _print_json({"prunes": prunes, "dense": dense, "packed": packed})
+        return
+    columns = [Column("pruned", lambda number: f"{100 * prunes[number]:.1f} %")]
+    for one, times in packed.items():
+        columns += _columns_of(one, times, dense)
+    out.print(make_table(columns, range(len(prunes)), wrap_all=True))
+    out.print(f"The dense network takes {dense:.2f} ms in torch.")
+
+
+def _columns_of(bits: str, times: Sequence[float], dense: float) -> list[Column]:
+    return [
+        Column(f"{bits} ms", lambda number: f"{times[number]:.2f}"),
+        Column("ratio", lambda number: f"{dense / times[number]:.1f}"),
+    ]
+
+
+def bench_bits(
+    model: str,
+    bits: Sequence[str],
+    prune: float,
+    accuracies: Path | None,
+    where: Sequence[str],
+    plot: Path | None,
+    rounds: int,
+    threads: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Time a packed network at several bits."""
+    out = console()
+    _check_plot(plot)
+    if plot is not None and accuracies is None:
+        raise BadConfig("--plot draws accuracy against time; pass --accuracies as well.")
+    found = None
+    if accuracies is not None:
+        found = accuracies_of(accuracies, dict(_as_pair(one) for one in where))
     torch.set_num_threads(threads)
     with _progress(out, "timing", rounds + 2, as_json) as tick:
-        rows = inference.prune_times(model, bits, _PRUNE_RATES, None, rounds, tick)
+        times = bits_times(model, bits, prune, None, rounds, tick, found)
     if plot is not None:
-        draw_prune_times(rows, model, plot)
+        points = [(one.bits, one.ms, one.top1) for one in times if one.top1 is not None]
+        draw_accuracies(points, f"{model}, {100 * prune:g} % pruned", plot)
     if as_json:
-        _print_json(rows)
+        _print_json([asdict(one) for one in times])
         return
     columns = [
-        Column("pruned", lambda row: f"{100 * row[0]:.1f} %"),
-        Column("packed ms", lambda row: f"{row[2]:.2f}"),
-        Column("float32 ms", lambda row: f"{row[1]:.1f}"),
-        Column("ratio", lambda row: f"{row[1] / row[2]:.1f}"),
+        Column("bits", lambda time: time.bits, left=True),
+        Column("ms", lambda time: f"{time.ms:.3f}"),
+        Column("times as fast", lambda time: f"{time.speedup:.1f}"),
     ]
-    out.print(make_table(columns, rows, wrap_all=True))
+    if found is not None:
+        top1 = Column("top-1", lambda time: "–" if time.top1 is None else f"{time.top1:.1f} %")
+        columns.append(top1)
+    out.print(make_table(columns, times, wrap_all=True))
+
+
+def _as_pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise BadConfig(f"--where {text}: should be AXIS=VALUE, as in ticket.learn_bn=True.")
+    return name, value
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is None:
+        return
+    check_writable(plot)
+    if plot.suffix not in (".png", ".svg"):
+        raise BadConfig(f"--plot {plot}: the name of a plot ends in .png or .svg.")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,15 @@ from typing import Any
 from mptify.errors import MptifyError
 from mptify.files import write_whole
 
-__all__ = ["Curve", "Point", "curves_of", "draw_figure", "draw_prune_times", "figure_of"]
+__all__ = [
+    "Curve",
+    "Point",
+    "curves_of",
+    "draw_accuracies",
+    "draw_figure",
+    "draw_prune_times",
+    "figure_of",
+]
 
 # Told apart by most eyes.
 _COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#b35806", "#01665e", "#c51b7d", "#4d4d4d")
@@ -100,23 +108,68 @@ def draw_figure(curves: Sequence[Curve], x: str, title: str, paths: Sequence[Pat
         _write(figure, path, dpi=150)
 
 
-def draw_prune_times(rows: Sequence[tuple[float, float, float]], name: str, path: Path) -> None:
-    """Milliseconds against the pruned fraction, from rows of (prune, dense, packed)."""
-    from matplotlib.figure import Figure
+def draw_prune_times(
+    prunes: Sequence[float],
+    dense: float,
+    packed: Mapping[str, Sequence[float]],
+    name: str,
+    path: Path,
+) -> None:
+    """Milliseconds against the pruned fraction.
 
-    figure = Figure(figsize=(6, 3.4), layout="constrained")
-    axes = figure.add_subplot()
-    rates, dense, packed = zip(*rows, strict=True)
-    percent = [100 * rate for rate in rates]
-    axes.plot(percent, packed, "o-", color=_COLOURS[0], label=f"packed 1/1 {name}")
+    Args:
+        prunes: The pruned fractions.
+        dense: The time of the dense network.
+        packed: For each bits, the times of the packed network at these fractions.
+        name: The name of the network.
+        path: The file to write.
+    """
+    figure, axes = _single()
+    percent = [100 * rate for rate in prunes]
+    for (bits, times), colour, mark in zip(packed.items(), _COLOURS, _MARKS):
+        axes.plot(percent, times, f"{mark}-", color=colour, label=f"packed {bits} {name}")
     words = "the same network in float32 (torch)"
-    axes.axhline(statistics.median(dense), color="#999999", linestyle="--", label=words)
+    axes.axhline(dense, color="#999999", linestyle="--", label=words)
     axes.set_xlabel("pruned, %")
     axes.set_ylabel("ms per image")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     _write(figure, path, dpi=160)
+
+
+def draw_accuracies(points: Sequence[tuple[str, float, float]], title: str, path: Path) -> None:
+    """Accuracy against time: points of (label, milliseconds, top-1)."""
+    figure, axes = _single()
+    for number, (label, ms, top1) in enumerate(points):
+        colour = "#4d4d4d" if label == "dense" else _COLOURS[0]
+        axes.plot(ms, top1, _MARKS[number % len(_MARKS)], color=colour, markersize=7)
+        axes.annotate(label, (ms, top1), xytext=(7, -3), textcoords="offset points")
+    axes.set_xscale("log")
+    ticks = [one for one in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if _spans(points, one)]
+    axes.set_xticks(ticks, [f"{one:g}" for one in ticks])
+    axes.minorticks_off()
+    axes.margins(x=0.16, y=0.12)
+    axes.set_xlabel("ms per image, one thread")
+    axes.set_ylabel("top-1, %")
+    axes.grid(alpha=0.3)
+    axes.set_title(title, fontsize=10)
+    _write(figure, path, dpi=160)
+
+
+def _spans(points: Sequence[tuple[str, float, float]], ms: float) -> bool:
+    """Whether a time is in the range of the points, or next to it."""
+    times = [time for _, time, _ in points]
+    return min(times) / 2 <= ms <= max(times) * 2
+
+
+def _single() -> tuple[Any, Any]:
+    """A figure of one panel."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def _write(figure: Any, path: Path, dpi: int) -> None:

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,7 @@ from mptify.tools.bench_nodes import NodeTime, node_times
 from mptify.training.signals import keep_freed_memory
 
 __all__ = [
+    "POINTWISE",
     "STAGES",
     "LayerTime",
     "NetworkTimes",
@@ -49,10 +50,18 @@ __all__ = [
     "network_times",
     "networks_by_name",
     "networks_of_ticket",
+    "prepare",
     "prune_times",
+    "times_in_turns",
 ]
 
-STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and pixels of ResNet-18's 3×3 layers
+# Input channels, filters, pixels and kernel of a layer of each stage.
+STAGES = ((64, 64, 56, 3), (128, 128, 28, 3), (256, 256, 14, 3), (512, 512, 7, 3))  # ResNet-18
+POINTWISE = tuple(  # ResNet-50
+    (inputs, filters, size, 1)
+    for narrow, size in ((64, 56), (128, 28), (256, 14), (512, 7))
+    for inputs, filters in ((4 * narrow, narrow), (narrow, 4 * narrow))
+)
 Tick = Callable[[], None]
 
 
@@ -100,7 +109,9 @@ class LayerTime:
     """
 
     channels: int
+    filters: int
     size: int
+    kernel: int
     prune: float
     packed: float
     dense: float
@@ -190,7 +201,7 @@ def network_times(
     Returns:
         The times.
     """
-    _prepare()
+    prepare()
     program = pack(ticketed, image)
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         last = copy.deepcopy(dense).to(memory_format=torch.channels_last)
@@ -268,43 +279,48 @@ def _call_times(run: Callable[[], Any], calls: int) -> list[float]:
 
 
 def prune_times(
-    name: str, bits: str, prunes: list[float], size: int | None, rounds: int, tick: Tick
-) -> list[tuple[float, float, float]]:
+    name: str,
+    bits: Sequence[str],
+    prunes: Sequence[float],
+    size: int | None,
+    rounds: int,
+    tick: Tick,
+) -> tuple[float, dict[str, list[float]]]:
     """Time a packed network at several prune rates, in turns.
 
     Args:
         name: The name of the network.
-        bits: Bits per weight and activation.
+        bits: Bits per weight and activation; each has programs of its own.
         prunes: The fractions of weights to remove.
         size: Pixels of the image; None takes the network's input size.
         rounds: Calls of each to time.
         tick: Called after each round.
 
     Returns:
-        For each prune rate: the rate, and the milliseconds of the dense and of the packed network.
+        The milliseconds of the dense network, and for each bits those of the packed network at each
+        prune rate.
     """
-    _prepare()
+    prepare()
     runs: dict[Any, Callable[[], Any]] = {}
-    for prune in prunes:
-        dense, ticketed, image = networks_by_name(name, bits, prune, size)
-        runs[prune] = partial(pack(ticketed, image), image)
+    for one, prune in itertools.product(bits, prunes):
+        dense, ticketed, image = networks_by_name(name, one, prune, size)
+        runs[one, prune] = partial(pack(ticketed, image), image)
     with torch.no_grad():
-        times = _median_times({"eager": partial(dense, image), **runs}, rounds, tick)
-    return [(prune, times["eager"], times[prune]) for prune in prunes]
+        times = _median_times({"dense": partial(dense, image), **runs}, rounds, tick)
+    return times["dense"], {one: [times[one, prune] for prune in prunes] for one in bits}
 
 
 def layer_time(
-    channels: int, size: int, bits: str, prune: float, rounds: int, tick: Tick
+    layer: tuple[int, int, int, int], bits: str, prune: float, rounds: int, tick: Tick
 ) -> LayerTime:
-    """Time a 3×3 layer of ResNet-18 on one image.
+    """Time a layer on one image.
 
     The packed layer is a call of the library: with 1-bit activations from bit planes to bit planes,
     with borders and thresholds; with more, from numbers to numbers.
 
     Args:
+        layer: The input channels, the filters, the height and width, and the size of the kernel.
         bits: Bits per weight and activation.
-        channels: Input and output channels.
-        size: Height and width of the input.
         prune: The fraction of weights to remove.
         rounds: Rounds of five calls of each to time.
         tick: Called after each round.
@@ -312,11 +328,15 @@ def layer_time(
     Returns:
         The times.
     """
-    _prepare()
+    channels, filters, size, kernel = layer
+    prepare()
     generator = torch.Generator().manual_seed(0)
-    signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1, 1)
+    signs = torch.where(
+        torch.randn(filters, channels, kernel, kernel, generator=generator) < 0, -1, 1
+    )
     weight = signs * (torch.rand(signs.shape, generator=generator) >= prune)
-    geometry = Geometry(channels, (size, size), (3, 3), padding=(1, 1))
+    pads = (kernel // 2, kernel // 2)
+    geometry = Geometry(channels, (size, size), (kernel, kernel), padding=pads)
     image = torch.randn(1, channels, size, size, generator=generator)
     activation_bits = make_config({"bits": bits}).activation_bits
     if activation_bits == 1:
@@ -326,15 +346,13 @@ def layer_time(
         step = _step_on_lanes(image.relu_(), weight, geometry, activation_bits)
     runs: dict[str, Callable[[], Any]] = {
         "packed": step,
-        "dense": partial(F.conv2d, image, weight.float(), padding=1),
+        "dense": partial(F.conv2d, image, weight.float(), padding=pads),
     }
     with torch.no_grad():
-        times = _times_in_turns(runs, rounds, tick, calls=5)
+        times = times_in_turns(runs, rounds, tick, calls=5)
     packed, dense = times["packed"], times["dense"]
     low = [statistics.quantiles(one, n=10, method="inclusive")[0] for one in (packed, dense)]
-    return LayerTime(
-        channels, size, prune, statistics.median(packed), statistics.median(dense), *low
-    )
+    return LayerTime(*layer, prune, statistics.median(packed), statistics.median(dense), *low)
 
 
 def _step_on_planes(image: Tensor, weight: Tensor, geometry: Geometry) -> Callable[[], Any]:
@@ -355,7 +373,7 @@ def _step_on_planes(image: Tensor, weight: Tensor, geometry: Geometry) -> Callab
     _, program = chain.program_for([image])
     outputs = program.bind([image])
     program.run()
-    sums = F.conv2d(image, weight.float(), padding=1)
+    sums = F.conv2d(image, weight.float(), padding=geometry.padding)
     assert torch.equal(outputs[0] > 0, sums >= thresholds.view(-1, 1, 1))
     return partial(program.run_step, 1)
 
@@ -386,14 +404,14 @@ def _step_on_lanes(
     assert builder.names == ["first", "layer", "last"]
     outputs = program.bind([image])
     program.run()
-    sums = F.conv2d(expected, weight.float(), padding=1) * 0.125
+    sums = F.conv2d(expected, weight.float(), padding=geometry.padding) * 0.125
     if rounding is not None:
         sums = (sums / step).clamp(lowest, highest).round() * step
     assert bool(((outputs[0] - sums).abs() <= 1e-5 * sums.abs().max()).all())
     return partial(program.run_step, 1)
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Require the C++ library, and stop the allocator from returning freed memory."""
     if library is None:
         raise MptifyError(
@@ -405,14 +423,17 @@ def _prepare() -> None:
 
 def _median_times(runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick) -> dict[Any, float]:
     """The median time of each function in milliseconds."""
-    times = _times_in_turns(runs, rounds, tick)
+    times = times_in_turns(runs, rounds, tick)
     return {name: statistics.median(some) for name, some in times.items()}
 
 
-def _times_in_turns(
+def times_in_turns(
     runs: dict[Any, Callable[[], Any]], rounds: int, tick: Tick, calls: int = 1
 ) -> dict[Any, list[float]]:
-    """The times of all calls. In each round, each function is called `calls` times in a row."""
+    """The times of all calls in milliseconds.
+
+    In each round, each function is called `calls` times in a row.
+    """
     times: dict[Any, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 2):
         for name, run in runs.items():

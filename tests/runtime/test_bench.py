@@ -93,11 +93,44 @@ def test_tickets_of_more_bits_are_measured_too(one_image, bits):
     assert "bits='1/3': should be '1/32'" in refused("layers", "--bits", "1/3")
 
 
+def test_pointwise_layers_are_measured_too():
+    found = measured("layers", "--pointwise", "--bits", "1/2", "--prune", "0.98")
+    assert {row["kernel"] for row in found} == {1}
+    assert (found[0]["channels"], found[0]["filters"], found[0]["size"]) == (256, 64, 56)
+
+
 def test_time_against_the_prune_rate_is_drawn(tmp_path):
-    rows = measured("prune", "mptify:conv2", "--plot", str(tmp_path / "a.png"))
-    assert rows[0][0] == 0
-    assert all(ms > 0 for row in rows for ms in row[1:])
+    few = ["--prune", "0.5", "--prune", "0.9", "--bits", "1/1", "--bits", "1/4"]
+    found = measured("prune", "mptify:conv2", *few, "--plot", str(tmp_path / "a.png"))
+    assert found["prunes"] == [0.5, 0.9]
+    assert list(found["packed"]) == ["1/1", "1/4"]
+    assert all(ms > 0 for times in found["packed"].values() for ms in [*times, found["dense"]])
     assert (tmp_path / "a.png").read_bytes()[1:4] == b"PNG"
+
+
+RESULTS = """run,line,ticket.learn_bn,seed,state,top1
+a,1/4,False,0,done,60.0
+b,1/4,True,0,done,62.0
+c,1/4,True,1,done,64.0
+d,1/1,True,0,begun,10.0
+e,dense,,0,done,70.0
+"""
+
+
+def test_accuracy_stands_beside_time(tmp_path):
+    """Of the runs that fit; those that do not vary along an axis fit any value of it."""
+    results, plot = tmp_path / "results.csv", tmp_path / "bits.png"
+    results.write_text(RESULTS)
+    some = ["mptify:conv2", "--bits", "1/1", "--bits", "1/4", "--accuracies", str(results)]
+    learned = ["--where", "ticket.learn_bn=True"]
+    found = measured("bits", *some, *learned, "--plot", str(plot))
+    assert {row["bits"]: row["top1"] for row in found} == {"dense": 70.0, "1/1": None, "1/4": 63.0}
+    assert all(row["speedup"] == found[0]["ms"] / row["ms"] > 0 for row in found)
+    assert plot.read_bytes()[1:4] == b"PNG"
+    assert "has no axis 'bn'" in refused("bits", *some, "--where", "bn=True")
+    assert "should be AXIS=VALUE" in refused("bits", *some, "--where", "bn")
+    assert "there is False, True" in refused("bits", *some, "--where", "ticket.learn_bn=maybe")
+    assert "pass --accuracies" in refused("bits", "mptify:conv2", "--plot", str(plot))
 
 
 def test_onnxruntime_runs_the_dense_network():
