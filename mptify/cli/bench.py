@@ -117,14 +117,18 @@ def layers(
         list[float] | None,
         typer.Option(min=0, max=0.999, help="Fractions to remove; 0.75 and 0.9 by default."),
     ] = None,
-    pointwise: Annotated[
-        bool, typer.Option("--pointwise", help="The 1×1 layers of ResNet-50's stages instead.")
-    ] = False,
+    which: Annotated[
+        str,
+        typer.Option(
+            help="stages: the 3×3 layers of ResNet-18; pointwise: the 1×1 layers of ResNet-50; "
+            "every: layers of all kinds, with the estimates by which packing chooses."
+        ),
+    ] = "stages",
     rounds: _Calls = 51,
     threads: _ThreadsOfAll = 1,
     as_json: _AsJson = False,
 ) -> None:
-    """Time the 3×3 layers of ResNet-18's stages, packed, against torch's float32 convolution.
+    """Time packed layers against torch's float32 convolution.
 
     The packed layers run on one image; with 1-bit activations they include their thresholds.
     "ratio" compares medians, "undisturbed" the lowest tenths: the ratio when nothing else uses the
@@ -132,7 +136,7 @@ def layers(
     """
     from mptify.cli import bench_run
 
-    bench_run.bench_layers(bits, prune, rounds, threads, pointwise=pointwise, as_json=as_json)
+    bench_run.bench_layers(bits, prune, rounds, threads, which=which, as_json=as_json)
 
 
 @app.command("prune")

@@ -23,6 +23,7 @@ from mptify.files import check_writable
 from mptify.report.plots import draw_accuracies, draw_prune_times
 from mptify.tools import bench
 from mptify.tools import bench_inference as inference
+from mptify.tools import bench_layers as layers
 from mptify.tools.bench_bits import accuracies_of, bits_times
 from mptify.tools.bench_inference import NetworkTimes
 
@@ -193,33 +194,53 @@ def bench_layers(
     rounds: int,
     threads: int,
     *,
-    pointwise: bool,
+    which: str,
     as_json: bool,
 ) -> None:
     """Time packed layers beside torch's float32 convolution."""
     out = console()
     torch.set_num_threads(threads)
-    layers = inference.POINTWISE if pointwise else inference.STAGES
-    cases = [(layer, bits, rate) for rate in prune or [0.75, 0.9] for layer in layers]
+    kinds = {"stages": layers.STAGES, "pointwise": layers.POINTWISE, "every": layers.EVERY}
+    if which not in kinds:
+        raise BadConfig(f"--which {which}: should be {', '.join(kinds)}.")
+    cases = [(shape, bits, rate) for rate in prune or [0.75, 0.9] for shape in kinds[which]]
     with _progress(out, "timing", len(cases) * (rounds + 2), as_json) as tick:
-        times = [inference.layer_time(*case, rounds, tick) for case in cases]
+        times = [layers.layer_time(*case, rounds, tick) for case in cases]
     if as_json:
         _print_json(
-            [asdict(one) | {"ratio": one.ratio, "undisturbed": one.undisturbed} for one in times]
+            [
+                one.shape._asdict()
+                | {key: value for key, value in vars(one).items() if key != "shape"}
+                | {"ratio": one.ratio, "undisturbed": one.undisturbed}
+                for one in times
+            ]
         )
         return
     columns = [
-        Column("channels", lambda layer: str(layer.channels)),
-        Column("filters", lambda layer: str(layer.filters)),
-        Column("kernel", lambda layer: f"{layer.kernel}×{layer.kernel}"),
-        Column("pixels", lambda layer: f"{layer.size}×{layer.size}"),
+        Column("channels", lambda layer: str(layer.shape.channels)),
+        Column("filters", lambda layer: str(layer.shape.filters)),
+        Column("kernel", lambda layer: _kernel(layer.shape), left=True),
+        Column("pixels", lambda layer: f"{layer.shape.size}×{layer.shape.size}"),
         Column("pruned", lambda layer: f"{100 * layer.prune:.0f} %"),
         Column("packed ms", lambda layer: f"{layer.packed:.3f}"),
         Column("float32 ms", lambda layer: f"{layer.dense:.2f}"),
         Column("ratio", lambda layer: f"{layer.ratio:.1f}"),
         Column("undisturbed", lambda layer: f"{layer.undisturbed:.1f}"),
     ]
+    if which == "every":
+        columns += [
+            Column("estimate", lambda layer: f"{layer.packed_estimate:.3f}"),
+            Column("of float32", lambda layer: f"{layer.dense_estimate:.2f}"),
+        ]
     out.print(make_table(columns, times, wrap_all=True))
+
+
+def _kernel(shape: layers.LayerShape) -> str:
+    """`3×3, stride 2`."""
+    words = [f"{shape.kernel}×{shape.kernel}"]
+    words += [f"stride {shape.stride}"] if shape.stride > 1 else []
+    words += [f"{shape.groups} groups"] if shape.groups > 1 else []
+    return ", ".join(words)
 
 
 def bench_prune_rates(

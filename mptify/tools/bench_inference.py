@@ -1,4 +1,4 @@
-"""Time packed inference beside float32: networks step by step, single layers, and prune rates."""
+"""Time packed networks beside float32, step by step and at several prune rates."""
 
 from __future__ import annotations
 
@@ -17,24 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from mptify.config import make_config
 from mptify.errors import MptifyError
 from mptify.export.onnx import to_onnx
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
-from mptify.nn.quantizers import level_range
 from mptify.runtime import load, pack, packed_layers
-from mptify.runtime.chain import Call, Chain
-from mptify.runtime.geometry import Geometry, Window
-from mptify.runtime.kernel import NativeKernel
-from mptify.runtime.kernels.bitsliced_conv import BitslicedConv
-from mptify.runtime.kernels.lanes_conv import LanesConv
-from mptify.runtime.kernels.number_max_pool import NumberMaxPool
-from mptify.runtime.kernels.pack import Pack
-from mptify.runtime.kernels.quantize import Dequantize, Quantize
-from mptify.runtime.kernels.unpack import Unpack
 from mptify.runtime.library import library
 from mptify.surgery import transform
 from mptify.ticket import read
@@ -42,11 +30,7 @@ from mptify.tools.bench_nodes import NodeTime, node_times
 from mptify.training.signals import keep_freed_memory
 
 __all__ = [
-    "POINTWISE",
-    "STAGES",
-    "LayerTime",
     "NetworkTimes",
-    "layer_time",
     "network_times",
     "networks_by_name",
     "networks_of_ticket",
@@ -55,13 +39,7 @@ __all__ = [
     "times_in_turns",
 ]
 
-# Input channels, filters, pixels and kernel of a layer of each stage.
-STAGES = ((64, 64, 56, 3), (128, 128, 28, 3), (256, 256, 14, 3), (512, 512, 7, 3))  # ResNet-18
-POINTWISE = tuple(  # ResNet-50
-    (inputs, filters, size, 1)
-    for narrow, size in ((64, 56), (128, 28), (256, 14), (512, 7))
-    for inputs, filters in ((4 * narrow, narrow), (narrow, 4 * narrow))
-)
+
 Tick = Callable[[], None]
 
 
@@ -96,37 +74,6 @@ class NetworkTimes:
     weights: int
     survivors: int
     float_share: float
-
-
-@dataclass(frozen=True)
-class LayerTime:
-    """Times of one binary layer with its threshold and of torch's float32 convolution.
-
-    `packed` and `dense` are medians in milliseconds, `packed_low` and `dense_low` the lowest
-    tenths. The packed kernels keep a core's arithmetic units busy, so a process on the core's other
-    hyper-thread slows them down more than it slows torch. The lowest tenths show the times without
-    such a neighbour, if it paused at times.
-    """
-
-    channels: int
-    filters: int
-    size: int
-    kernel: int
-    prune: float
-    packed: float
-    dense: float
-    packed_low: float
-    dense_low: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times faster the packed layer is."""
-        return self.dense / self.packed
-
-    @property
-    def undisturbed(self) -> float:
-        """The same, from the lowest tenths."""
-        return self.dense_low / self.packed_low
 
 
 def networks_of_ticket(path: str, size: int | None) -> tuple[nn.Module, nn.Module, Tensor]:
@@ -308,107 +255,6 @@ def prune_times(
     with torch.no_grad():
         times = _median_times({"dense": partial(dense, image), **runs}, rounds, tick)
     return times["dense"], {one: [times[one, prune] for prune in prunes] for one in bits}
-
-
-def layer_time(
-    layer: tuple[int, int, int, int], bits: str, prune: float, rounds: int, tick: Tick
-) -> LayerTime:
-    """Time a layer on one image.
-
-    The packed layer is a call of the library: with 1-bit activations from bit planes to bit planes,
-    with borders and thresholds; with more, from numbers to numbers.
-
-    Args:
-        layer: The input channels, the filters, the height and width, and the size of the kernel.
-        bits: Bits per weight and activation.
-        prune: The fraction of weights to remove.
-        rounds: Rounds of five calls of each to time.
-        tick: Called after each round.
-
-    Returns:
-        The times.
-    """
-    channels, filters, size, kernel = layer
-    prepare()
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.where(
-        torch.randn(filters, channels, kernel, kernel, generator=generator) < 0, -1, 1
-    )
-    weight = signs * (torch.rand(signs.shape, generator=generator) >= prune)
-    pads = (kernel // 2, kernel // 2)
-    geometry = Geometry(channels, (size, size), (kernel, kernel), padding=pads)
-    image = torch.randn(1, channels, size, size, generator=generator)
-    activation_bits = make_config({"bits": bits}).activation_bits
-    if activation_bits == 1:
-        image = torch.where(image < 0, -1.0, 1.0)
-        step = _step_on_planes(image, weight, geometry)
-    else:
-        step = _step_on_lanes(image.relu_(), weight, geometry, activation_bits)
-    runs: dict[str, Callable[[], Any]] = {
-        "packed": step,
-        "dense": partial(F.conv2d, image, weight.float(), padding=pads),
-    }
-    with torch.no_grad():
-        times = times_in_turns(runs, rounds, tick, calls=5)
-    packed, dense = times["packed"], times["dense"]
-    low = [statistics.quantiles(one, n=10, method="inclusive")[0] for one in (packed, dense)]
-    return LayerTime(*layer, prune, statistics.median(packed), statistics.median(dense), *low)
-
-
-def _step_on_planes(image: Tensor, weight: Tensor, geometry: Geometry) -> Callable[[], Any]:
-    """A layer from bit planes to bit planes, with a threshold per filter."""
-    channels = len(weight)
-    thresholds = torch.randint(-9, 10, (1, channels), generator=torch.Generator().manual_seed(1))
-    kernels: dict[str, NativeKernel] = {
-        "pack": Pack("channels"),
-        "layer": BitslicedConv(weight.to(torch.int8), thresholds, geometry),
-        "unpack": Unpack(),
-    }
-    calls = [
-        Call("pack", ("image",), "bits"),
-        Call("layer", ("bits",), "signs"),
-        Call("unpack", ("signs",), "numbers"),
-    ]
-    chain = Chain(kernels, calls, ["image"], ["numbers"])
-    _, program = chain.program_for([image])
-    outputs = program.bind([image])
-    program.run()
-    sums = F.conv2d(image, weight.float(), padding=geometry.padding)
-    assert torch.equal(outputs[0] > 0, sums >= thresholds.view(-1, 1, 1))
-    return partial(program.run_step, 1)
-
-
-def _step_on_lanes(
-    image: Tensor, weight: Tensor, geometry: Geometry, bits: int
-) -> Callable[[], Any]:
-    """A layer from planes to planes: of float32, or of levels, which it rounds its sums to."""
-    keep = NumberMaxPool(Window((1, 1)))  # puts tensors into planes, and back
-    kernels: dict[str, NativeKernel] = {"first": keep, "last": keep}
-    levels, rounding, expected, step = None, None, image, 1.0
-    if bits < 32:
-        lowest, highest = level_range(bits, signed=False)
-        expected = (image * (highest / 3)).clamp(lowest, highest).round()
-        levels, step = (lowest, highest, 1.0), 0.25
-        kernels = {"first": Quantize(highest / 3, lowest, highest), "last": Dequantize(step)}
-        rounding = (1 / step, lowest, highest)
-    kernels["layer"] = LanesConv(
-        weight.to(torch.int8), geometry, torch.tensor(0.125), levels, None, rounding
-    )
-    calls = [
-        Call("first", ("image",), "planes"),
-        Call("layer", ("planes",), "sums"),
-        Call("last", ("sums",), "output"),
-    ]
-    chain = Chain(kernels, calls, ["image"], ["output"])
-    builder, program = chain.program_for([image])
-    assert builder.names == ["first", "layer", "last"]
-    outputs = program.bind([image])
-    program.run()
-    sums = F.conv2d(expected, weight.float(), padding=geometry.padding) * 0.125
-    if rounding is not None:
-        sums = (sums / step).clamp(lowest, highest).round() * step
-    assert bool(((outputs[0] - sums).abs() <= 1e-5 * sums.abs().max()).all())
-    return partial(program.run_step, 1)
 
 
 def prepare() -> None:

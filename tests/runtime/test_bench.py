@@ -91,12 +91,21 @@ def test_tickets_of_more_bits_are_measured_too(one_image, bits):
     layers = measured("layers", "--bits", bits, "--prune", "0.9")
     assert [layer["channels"] for layer in layers] == [64, 128, 256, 512]
     assert "bits='1/3': should be '1/32'" in refused("layers", "--bits", "1/3")
+    assert "should be stages, pointwise, every" in refused("layers", "--which", "all")
 
 
 def test_pointwise_layers_are_measured_too():
-    found = measured("layers", "--pointwise", "--bits", "1/2", "--prune", "0.98")
+    found = measured("layers", "--which", "pointwise", "--bits", "1/2", "--prune", "0.98")
     assert {row["kernel"] for row in found} == {1}
     assert (found[0]["channels"], found[0]["filters"], found[0]["size"]) == (256, 64, 56)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bits", ["1/32", "1/4"])
+def test_layers_of_all_kinds_are_measured_and_estimated(bits):
+    found = measured("layers", "--which", "every", "--bits", bits, "--prune", "0.8")
+    assert {row["stride"] for row in found} == {1, 2, 16}
+    assert all(row["packed_estimate"] > 0 and row["dense_estimate"] > 0 for row in found)
 
 
 def test_time_against_the_prune_rate_is_drawn(tmp_path):

@@ -32,7 +32,7 @@ from mptify.runtime.validation import (
 )
 from mptify.runtime.values import LANE_TYPES, Numbers, Planes, Value, require_image
 
-__all__ = ["LanesConv", "level_type"]
+__all__ = ["LanesConv", "estimated_costs", "level_type"]
 
 _MOST_EXACT = 1 << 24  # float32 holds all integers up to it
 _PER_FILTER = ("bias", "alpha", "beta", "last_alpha", "last_beta")
@@ -118,16 +118,9 @@ class LanesConv(NativeKernel):
 
     @classmethod
     def candidate(cls, pattern: LanePattern) -> Candidate | None:
-        geometry, weight = pattern.geometry(), pattern.weight()
         levels = pattern.levels and (int(pattern.levels.lowest), int(pattern.levels.highest))
-        sums = _sums_of(weight.numpy(), levels)
-        if sums is None:
-            return None
-        dtype = level_type(levels[0]) if levels else "float32"
-        cost = lanes_cost(weight, geometry, sums, dtype)
-        if cost > dense_cost(weight, geometry):
-            return None
-        return Candidate(cost, lambda: cls.of(pattern))
+        cost, dense = estimated_costs(pattern.weight(), pattern.geometry(), levels)
+        return None if cost > dense else Candidate(cost, lambda: cls.of(pattern))
 
     @classmethod
     def of(cls, pattern: LanePattern) -> LanesConv:
@@ -436,6 +429,25 @@ def _levels_of(pattern: LanePattern) -> tuple[Any, Any, Any]:
         None if made is None else made[:3],
         None if other is None else other.step,
     )
+
+
+def estimated_costs(
+    weight: Tensor, geometry: Geometry, levels: tuple[int, int] | None
+) -> tuple[float, float]:
+    """The nanoseconds that a layer takes on lanes and in torch.
+
+    Args:
+        weight: M ⊙ B.
+        geometry: The convolution.
+        levels: The lowest and highest level of its input; None for float32 inputs.
+
+    Returns:
+        The two estimates; the first is infinite if no lanes can hold the sums.
+    """
+    sums = _sums_of(weight.numpy(), levels)
+    dtype = level_type(levels[0]) if levels else "float32"
+    cost = inf if sums is None else lanes_cost(weight, geometry, sums, dtype)
+    return cost, dense_cost(weight, geometry)
 
 
 def _sums_of(weight: np.ndarray, levels: tuple[int, int] | None) -> Sums | None:
