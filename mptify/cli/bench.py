@@ -92,21 +92,22 @@ def inference(
     ] = 0.75,
     size: Annotated[
         int | None,
-        typer.Option(min=8, help="Pixels of the image; the network's input size by default."),
+        typer.Option(min=8, help="Pixels of the images; the network's input size by default."),
     ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images at once.")] = 1,
     rounds: _Calls = 15,
     threads: _ThreadsOfAll = 1,
     nodes: Annotated[bool, typer.Option(help="List the steps of the program.")] = True,
     as_json: _AsJson = False,
 ) -> None:
-    """Time a packed ticket on one image, step by step.
+    """Time a packed ticket on an image, step by step.
 
     Torch and onnxruntime run the same architecture in float32 for comparison.
     """
     from mptify.cli import bench_run
 
     bench_run.bench_inference(
-        name, bits, prune, size, rounds, threads, nodes=nodes, as_json=as_json
+        name, bits, prune, size, batch, rounds, threads, nodes=nodes, as_json=as_json
     )
 
 

@@ -151,6 +151,7 @@ def bench_inference(
     bits: str,
     prune: float,
     size: int | None,
+    batch: int,
     rounds: int,
     threads: int,
     *,
@@ -163,9 +164,9 @@ def bench_inference(
     is_file = Path(name).suffix != "" or Path(name).is_file()
     with _progress(out, "timing", rounds + 2, as_json) as tick:
         if is_file:
-            dense, ticketed, image = inference.networks_of_ticket(name, size)
+            dense, ticketed, image = inference.networks_of_ticket(name, size, batch)
         else:
-            dense, ticketed, image = inference.networks_by_name(name, bits, prune, size)
+            dense, ticketed, image = inference.networks_by_name(name, bits, prune, size, batch)
         times = inference.network_times(dense, ticketed, image, rounds, tick)
     if as_json:
         _print_json(asdict(times))
@@ -173,6 +174,7 @@ def bench_inference(
     if nodes:
         out.print(_node_table(times))
     heading = f"{name}, {image.shape[-1]} pixels, {threads} thread{'s' * (threads > 1)}"
+    heading += f", batch {batch}" * (batch > 1)
     out.print(_runtime_table(times, heading))
     if times.speedup is not None:
         out.print(

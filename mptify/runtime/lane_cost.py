@@ -1,7 +1,7 @@
 """What layers on lanes and torch's own operations are estimated to take.
 
-The constants are fitted to `mptify bench layers --every`, on one core with AVX-512 and, for
-torch's, so that they are rather too small: packing should never make a network slower.
+The constants are fitted to `mptify bench layers --which every` on one core with AVX-512. Torch's are
+rather too small: packing should never make a network slower.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mptify.runtime.library import compiles, word_bytes
 __all__ = ["dense_cost", "lanes_cost"]
 
 # Nanoseconds.
-_INSTRUCTION = {4: 0.115, 2: 0.085, 1: 0.1}  # by the bytes of a lane
+_INSTRUCTION = {4: 0.1, 2: 0.05, 1: 0.085}  # by the bytes of a lane
 _CODE = 0.2  # to read the code of a kept weight
-_WRITE = 1.6  # of one vector of float32, from sums to output
+_WRITE = 1.2  # of one vector of float32, from sums to output
 _ARRANGE = 0.08  # of one number of the input
 _FLUSH = 7  # instructions
 

@@ -45,7 +45,7 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True)
 class NetworkTimes:
-    """Median times for one image, in milliseconds.
+    """Median times for a batch of images, in milliseconds.
 
     Attributes:
         eager: The dense network in torch.
@@ -76,15 +76,18 @@ class NetworkTimes:
     float_share: float
 
 
-def networks_of_ticket(path: str, size: int | None) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Load a 1/1 ticket and build its dense network.
+def networks_of_ticket(
+    path: str, size: int | None, batch: int = 1
+) -> tuple[nn.Module, nn.Module, Tensor]:
+    """Load a ticket and build its dense network.
 
     Args:
         path: The ticket file.
-        size: Pixels of the image; None takes the network's input size.
+        size: Pixels of the images; None takes the network's input size.
+        batch: How many images there are.
 
     Returns:
-        The dense network, the ticket model and an image.
+        The dense network, the ticket model and a batch of images.
 
     Raises:
         MptifyError: The ticket does not name its network.
@@ -99,12 +102,18 @@ def networks_of_ticket(path: str, size: int | None) -> tuple[nn.Module, nn.Modul
     with InitMode("constant"):
         dense = registry.build(entry, **arguments)
     channels, pixels = arguments.get("in_chans", 3), size or arguments.get("input_size")
-    image = registry.example_inputs(entry, dense, pixels, channels)[0][:1].contiguous()
-    return dense.eval(), load(path), image
+    image = registry.example_inputs(entry, dense, pixels, channels)[0]
+    return dense.eval(), load(path), _batch_of(image, batch)
+
+
+def _batch_of(images: Tensor, count: int) -> Tensor:
+    """As many random images as asked for, of the same shape."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, *images.shape[1:], generator=generator)
 
 
 def networks_by_name(
-    name: str, bits: str, prune: float, size: int | None
+    name: str, bits: str, prune: float, size: int | None, batch: int = 1
 ) -> tuple[nn.Module, nn.Module, Tensor]:
     """Build a dense network and convert it.
 
@@ -112,11 +121,12 @@ def networks_by_name(
         name: The name of the network.
         bits: Bits per weight and activation.
         prune: The fraction of weights to remove.
-        size: Pixels of the image; None takes the network's input size.
+        size: Pixels of the images; None takes the network's input size.
+        batch: How many images there are.
 
     Returns:
         The dense network, the ticket model after one training pass, which sets the statistics of
-        its batch norms, and an image.
+        its batch norms, and a batch of images.
 
     Raises:
         MptifyError: The network's input is not an image.
@@ -130,7 +140,7 @@ def networks_by_name(
     ticketed = transform(dense, bits=bits, prune=prune).train()
     with torch.no_grad():
         ticketed(inputs[0])
-    return dense.eval(), ticketed.eval(), inputs[0][:1].contiguous()
+    return dense.eval(), ticketed.eval(), _batch_of(inputs[0], batch)
 
 
 def network_times(
@@ -141,7 +151,7 @@ def network_times(
     Args:
         dense: The dense network.
         ticketed: The ticket model.
-        image: A batch of one image.
+        image: A batch of images.
         rounds: Calls of each to time.
         tick: Called after each round.
 

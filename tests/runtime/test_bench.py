@@ -54,6 +54,11 @@ def test_several_threads_are_compared_with_one(one_image):
     assert torch.get_num_threads() == 2
 
 
+def test_batches_are_measured(one_image):
+    found = measured("inference", "mptify:conv2", "--bits", "1/4", "--batch", "3")
+    assert found["packed"] > 0
+
+
 def test_a_ticket_file_is_measured_as_its_network_is(one_image, tmp_path):
     mptify.save(
         mptify.transform(conv2(), bits="1/1", prune=0.9), tmp_path / "a.ticket", "mptify:conv2"
