@@ -1,7 +1,7 @@
 """What layers on lanes and torch's own operations are estimated to take.
 
-The constants are fitted to `mptify bench layers --which every` on one core with AVX-512. Torch's are
-rather too small: packing should never make a network slower.
+The constants are fitted to `mptify bench layers --which every` on one core with AVX-512. Torch's
+are rather too small: packing should never make a network slower.
 """
 
 from __future__ import annotations
