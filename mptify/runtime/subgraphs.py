@@ -29,8 +29,8 @@ def with_graphs(model: nn.Module) -> nn.Module:
         return model
     traced = trace(model)
     graphs: dict[str, nn.Module] = {}
-    for region in traced.regions:
-        if region.graphs:
+    for region in traced.regions:  # outer ones first
+        if region.graphs and not any(_is_inside(region.path, outer) for outer in graphs):
             split_fused_norms_(list(region.graphs.values()), region.module)
             graph = region.graphs.get(False, next(iter(region.graphs.values())))
             graphs[region.path] = TicketGraph.of(region.module, {False: graph}).eval()
@@ -112,12 +112,17 @@ def _subgraphs(model: nn.Module) -> dict[str, nn.Module]:
     for path, module in model.named_modules():
         if not isinstance(module, fx.GraphModule):
             continue
-        if any(path.startswith(f"{outer}.") for outer in found):
+        if any(_is_inside(path, outer) for outer in found):
             continue
         layers = [one for one in module.modules() if isinstance(one, Ticketed)]
         if layers:
             found[path] = module
     return found
+
+
+def _is_inside(path: str, outer: str) -> bool:
+    """Whether a module's path lies below another's."""
+    return not outer or path.startswith(f"{outer}.")
 
 
 def _replace(module: nn.Module, programs: dict[str, nn.Module], path: str) -> nn.Module:

@@ -62,11 +62,10 @@ def test_every_network_that_packs_takes_8_bit_inputs(entry):
     assert program.calibration == calibration
     with torch.no_grad():
         for ours, theirs in zip(flat(program(*x)), flat(rounded(*x)), strict=True):
-            if (
-                ours.shape == theirs.shape and ours.is_floating_point()
-            ):  # a detector's boxes may not
-                size = theirs.abs().max().clamp_min(1e-6)
-                assert (ours - theirs).abs().max() <= 2e-2 * size
+            if ours.shape != theirs.shape or not ours.is_floating_point() or not ours.numel():
+                continue  # a detector's boxes
+            size = theirs.abs().max().clamp_min(1e-6)
+            assert (ours - theirs).abs().max() <= 2e-2 * size
 
 
 def test_layers_run_on_integers_as_in_a_ticket_of_8_bits():

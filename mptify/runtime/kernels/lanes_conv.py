@@ -382,7 +382,7 @@ class LanesConv(NativeKernel):
         return {"out_channel": height * width, "out_row": width, "out_column": 1}
 
     def _other_fields(self, other: Any, form: Any) -> dict[str, int]:
-        if other.shape != form.shape:
+        if self._planes_of(other) != self._planes_of(form):
             raise MptifyError(
                 f"A packed layer makes {form.shape}, but what it adds is {other.shape}."
             )
@@ -394,6 +394,12 @@ class LanesConv(NativeKernel):
             return dict(zip(names, (1, 0, self.filters)))
         _, height, width = other.shape
         return dict(zip(names, (height * width, width, 1)))
+
+    def _planes_of(self, form: Any) -> tuple[int, ...]:
+        """The channels, rows and columns of what is added, or made."""
+        if self.tokens and isinstance(form, Numbers):
+            return form.shape[-1], 1, prod(form.shape[:-1])
+        return tuple(form.shape)
 
     def _factors(self) -> Tensor:
         """`LaneFactors` in csrc/lanes_conv.inl."""
