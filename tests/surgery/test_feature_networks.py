@@ -8,7 +8,7 @@ from torch import nn
 
 import mptify
 from mptify.runtime.library import library
-from mptify.surgery.edges import _split_fused_norms_
+from mptify.surgery.edges import split_fused_norms_
 from mptify.surgery.trace import trace
 
 FEATURE_NETWORKS = {
@@ -51,7 +51,7 @@ def test_the_null_surgery_of_a_network_of_features_is_the_identity(feature_netwo
     network, x = feature_network
     for region in trace(network).regions:
         if region.path == "":  # traced whole: its graph gives what its code gives
-            _split_fused_norms_(list(region.graphs.values()), region.module)
+            split_fused_norms_(list(region.graphs.values()), region.module)
             traced = torch.fx.GraphModule(region.module, region.graphs[False])
             with torch.no_grad():
                 torch.testing.assert_close(list(traced(x)), list(network(x)))
