@@ -362,7 +362,7 @@ class _Compiler:
             self.levels[node] = self.levels_of(source, levels, self.level_nodes[node]), levels
         elif source not in self.levels:
             return False
-        elif is_identity(module):
+        elif is_identity(module) or self.rounds_again(source, module):
             self.levels[node] = self.levels[source]
         elif is_plain_pool(module) and len(shape_of(node)) == 4:
             made, levels = self.levels[source]
@@ -371,6 +371,10 @@ class _Compiler:
         else:
             return False
         return True
+
+    def rounds_again(self, source: fx.Node, module: Any) -> bool:
+        """Whether a module rounds a value to the levels that it has."""
+        return isinstance(module, UniformQuantizer) and self.levels[source][1] == Levels.of(module)
 
     def convert(self, node: fx.Node) -> None:
         module = module_of(node, self.modules)

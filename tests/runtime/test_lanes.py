@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import mptify
 from mptify.models import registry
 from mptify.nn.layers import TicketConv2d
-from mptify.nn.quantizers import level_range
+from mptify.nn.quantizers import UniformQuantizer, level_range
 from mptify.runtime.chain import Call, Chain
 from mptify.runtime.geometry import Geometry
 from mptify.runtime.kernels import lanes_conv
@@ -371,6 +371,16 @@ def test_each_kernel_gives_what_the_float_path_gives(name, size, bits, settings)
         assert all("alpha" in pattern.epilogue for pattern in convs)
         assert "other" in fused
         assert ("range" in fused) == (bits in ("1/8", "1/32"))
+
+
+def test_levels_that_a_vector_is_made_of_are_rounded_once():
+    """The quantizer in front of a flattened image has nothing left to do."""
+    ticketed, image = settled("mptify:conv4", "1/4", 32)
+    program = mptify.pack(ticketed, image[:1])
+    quantizers = [part for part in program.modules() if isinstance(part, UniformQuantizer)]
+    assert len(quantizers) == 2  # those between the linear layers
+    with torch.no_grad():
+        torch.testing.assert_close(program(image), ticketed(image), rtol=1e-4, atol=1e-4)
 
 
 def test_layers_that_torch_computes_faster_are_left_to_it(monkeypatch):

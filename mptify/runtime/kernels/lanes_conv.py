@@ -120,7 +120,9 @@ class LanesConv(NativeKernel):
     def candidate(cls, pattern: LanePattern) -> Candidate | None:
         levels = pattern.levels and (int(pattern.levels.lowest), int(pattern.levels.highest))
         cost, dense = estimated_costs(pattern.weight(), pattern.geometry(), levels)
-        return None if cost > dense else Candidate(cost, lambda: cls.of(pattern))
+        if cost == inf or cost > dense:
+            return None
+        return Candidate(cost, lambda: cls.of(pattern))
 
     @classmethod
     def of(cls, pattern: LanePattern) -> LanesConv:
