@@ -140,16 +140,15 @@ def draw_prune_times(
 def draw_accuracies(points: Sequence[tuple[str, float, float]], title: str, path: Path) -> None:
     """Accuracy against time: points of (label, milliseconds, top-1)."""
     figure, axes = _single()
-    for number, (label, ms, top1) in enumerate(sorted(points, key=lambda point: point[1])):
-        colour = "#4d4d4d" if label == "dense" else _COLOURS[0]
-        axes.plot(ms, top1, _MARKS[number % len(_MARKS)], color=colour, markersize=7)
-        place = (0, -17 if number % 2 else 9)  # labels of neighbours do not meet
-        axes.annotate(label, (ms, top1), xytext=place, textcoords="offset points", ha="center")
+    for number, (label, ms, top1) in enumerate(points):
+        mark, colour = _MARKS[number % len(_MARKS)], _COLOURS[-1 - number % len(_COLOURS)]
+        axes.plot(ms, top1, mark, color=colour, markersize=8, label=label)
     axes.set_xscale("log")
     ticks = [one for one in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if _spans(points, one)]
     axes.set_xticks(ticks, [f"{one:g}" for one in ticks])
     axes.minorticks_off()
-    axes.margins(x=0.1, y=0.18)
+    axes.margins(x=0.1, y=0.12)
+    axes.legend(frameon=False, loc="lower right")
     axes.set_xlabel("ms per image, one thread")
     axes.set_ylabel("top-1, %")
     axes.grid(alpha=0.3)
