@@ -216,6 +216,7 @@ class _Compiler:
         self.planes: dict[tuple[fx.Node, str], fx.Node] = {}
         self.before_sign: dict[fx.Node, fx.Node] = {}  # what a sign, not taken yet, is taken of
         self.levels: dict[fx.Node, tuple[fx.Node, Levels]] = {}
+        self.of_tokens: dict[fx.Node, bool] = {}  # of what kernels on lanes make: tokens or images?
         self.averages: set[fx.Node] = set()  # means of channels, as vectors
         self.level_nodes: dict[fx.Node, bool] = {}  # quantizers that make levels; if of tokens
 
@@ -295,33 +296,56 @@ class _Compiler:
         return kernel
 
     def place_on_lanes(self, node: fx.Node, pattern: LanePattern, make: Any) -> None:
-        source, levels = pattern.source, pattern.levels
-        if pattern.reads_numbers or levels is None:
+        source, levels, tokens = pattern.source, pattern.levels, pattern.tokens
+        if pattern.is_vector:
             inputs = [self.numbers_of(source)]
+        elif levels is None:
+            inputs = [self.numbers_as(source, tokens)]
         else:
-            inputs = [self.levels_of(source, levels, pattern.tokens)]
-        if pattern.other is not None and pattern.other in self.levels:
+            inputs = [self.levels_of(source, levels, tokens)]
+        if pattern.other is not None and self.has_levels(pattern.other, tokens):
             made, pattern.other_levels = self.levels[pattern.other]
             inputs.append(made)
         elif pattern.other is not None:
-            inputs.append(self.numbers_of(pattern.other))
+            inputs.append(self.numbers_as(pattern.other, tokens))
         made = self.call(pattern.node, make(), *inputs, levels=pattern.rounding)
         if pattern.pool is not None:
             falling = pattern.epilogue["alpha"] < 0
             pool = NumberMaxPool.of(pattern.pool, falling if bool(falling.any()) else None)
             made = self.call(pattern.node, pool, made, name="pool", levels=pattern.rounding)
+        if not pattern.is_vector:
+            self.of_tokens[made] = tokens
         if pattern.rounding is None:
             self.numbers[node] = made
         else:
             self.levels[node] = made, pattern.rounding
 
     def levels_of(self, node: fx.Node, levels: Levels, tokens: bool) -> fx.Node:
-        """A value as levels."""
-        if node in self.levels and self.levels[node][1] == levels:
+        """A value as levels, of tokens or of images."""
+        if self.has_levels(node, tokens) and self.levels[node][1] == levels:
             return self.levels[node][0]
         kernel = Quantize(*levels[:3], tokens=tokens)
         name = f"levels_{len(self.graph.nodes)}"
-        return self.call(node, kernel, self.numbers_of(node), name=name, levels=levels)
+        numbers = self.numbers_as(node, tokens)
+        made = self.call(node, kernel, numbers, name=name, levels=levels)
+        self.of_tokens[made] = tokens
+        return made
+
+    def has_levels(self, node: fx.Node, tokens: bool) -> bool:
+        """Whether a value has levels that layers on tokens, or on images, can read."""
+        return node in self.levels and self.of_tokens.get(self.levels[node][0], tokens) == tokens
+
+    def numbers_as(self, node: fx.Node, tokens: bool) -> fx.Node:
+        """A value as numbers for a kernel on tokens, or on images.
+
+        A linear layer may read an image along its rows. Then the image becomes a tensor first,
+        because its planes are those of channels.
+        """
+        numbers = self.numbers_of(node)
+        if self.of_tokens.get(numbers, tokens) == tokens:
+            return numbers
+        name = f"tensor_{len(self.graph.nodes)}"
+        return self.call(node, nn.Identity(), numbers, name=name)
 
     def is_averaged(self, node: fx.Node) -> bool:
         """Whether a node averages what layers on vectors read, and nothing else does."""
@@ -346,11 +370,12 @@ class _Compiler:
             return True
         if not self.is_averaged(node):
             return False
-        if source in self.levels:
+        if self.has_levels(source, tokens=False):
             made, levels = self.levels[source]
             self.numbers[node] = self.call(node, NumberAverage(levels.step), made)
         else:
-            self.numbers[node] = self.call(node, NumberAverage(), self.numbers_of(source))
+            numbers = self.numbers_as(source, tokens=False)
+            self.numbers[node] = self.call(node, NumberAverage(), numbers)
         self.averages.add(node)
         return True
 
@@ -365,8 +390,10 @@ class _Compiler:
         elif is_identity(module) or self.rounds_again(source, module):
             self.levels[node] = self.levels[source]
         elif is_plain_pool(module) and len(shape_of(node)) == 4:
-            made, levels = self.levels[source]
-            made = self.call(node, NumberMaxPool.of(module), made, levels=levels)
+            _, levels = self.levels[source]
+            levels_read = self.levels_of(source, levels, tokens=False)
+            made = self.call(node, NumberMaxPool.of(module), levels_read, levels=levels)
+            self.of_tokens[made] = False
             self.levels[node] = made, levels
         else:
             return False
@@ -389,8 +416,10 @@ class _Compiler:
         if isinstance(module, Sign):
             self.before_sign[node] = self.numbers_of(source)
         elif self.on_lanes and is_plain_pool(module) and len(shape_of(node)) == 4:
-            numbers = self.numbers_of(source)
-            self.numbers[node] = self.call(node, NumberMaxPool.of(module), numbers)
+            numbers = self.numbers_as(source, tokens=False)
+            made = self.call(node, NumberMaxPool.of(module), numbers)
+            self.of_tokens[made] = False
+            self.numbers[node] = made
         elif node not in self.binary:
             if node.op in ("call_module", "get_attr"):
                 value = operator.attrgetter(str(node.target))(self.model)
@@ -490,7 +519,10 @@ class _Compiler:
             self.numbers[node] = self.call(node, Sign(), self.before_sign[node], name="sign")
         elif node not in self.numbers and node in self.levels:
             made, levels = self.levels[node]
-            self.numbers[node] = self.call(node, Dequantize(levels.step), made, name="numbers")
+            numbers = self.call(node, Dequantize(levels.step), made, name="numbers")
+            self.numbers[node] = numbers
+            if made in self.of_tokens:
+                self.of_tokens[numbers] = self.of_tokens[made]
         elif node not in self.numbers:
             known = [layout for layout in LAYOUTS if (node, layout) in self.planes]
             planes = self.planes[node, known[0]]

@@ -373,6 +373,41 @@ def test_each_kernel_gives_what_the_float_path_gives(name, size, bits, settings)
         assert ("range" in fused) == (bits in ("1/8", "1/32"))
 
 
+class AlongRows(torch.nn.Module):
+    """Linear layers that read images, as wide as they have channels, along their rows."""
+
+    def __init__(self, which):
+        super().__init__()
+        self.which, self.act = which, torch.nn.ReLU()
+        self.conv = torch.nn.Conv2d(3, 16, 3, padding=1)
+        self.linear = torch.nn.Linear(16, 16)
+        self.last = torch.nn.Conv2d(16, 16, 3, padding=1)
+        self.pool = torch.nn.MaxPool2d(2)
+
+    def forward(self, x):
+        x = self.act(self.conv(x))
+        if self.which == "between":
+            return self.last(self.act(self.linear(x)))
+        if self.which == "added":
+            return self.last(x) + self.linear(x)
+        if self.which == "pooled":
+            return self.last(self.pool(self.act(self.linear(x))))
+        return self.linear(self.act(self.last(x)))
+
+
+@pytest.mark.parametrize("bits", ["1/32", "1/8", "1/4", "1/2"])
+@pytest.mark.parametrize("which", ["between", "added", "pooled", "last"])
+def test_linear_layers_may_read_images_along_their_rows(which, bits, monkeypatch):
+    monkeypatch.setattr(lanes_conv, "dense_cost", lambda *args: 1e18)  # torch is never faster
+    ticketed = mptify.transform(AlongRows(which), bits=bits, prune=0.5).train()
+    x = torch.randint(-24, 25, (4, 3, 16, 16), generator=torch.Generator().manual_seed(0)) / 8
+    with torch.no_grad():
+        ticketed(x)
+        program = mptify.pack(ticketed.eval(), x[:1])
+        assert len(kernels_of(program)) == 3
+        torch.testing.assert_close(program(x), ticketed(x), rtol=1e-4, atol=1e-4)
+
+
 def test_levels_that_a_vector_is_made_of_are_rounded_once():
     """The quantizer in front of a flattened image has nothing left to do."""
     ticketed, image = settled("mptify:conv4", "1/4", 32)
