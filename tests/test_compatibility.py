@@ -7,7 +7,7 @@ import pytest
 
 from mptify.tools.compatibility import BEHAVIOURS, Cell, State, cells_in, check_family, page, row
 from mptify.tools.compatibility.families import FAMILIES
-from mptify.tools.zoo_check import MODES
+from mptify.tools.zoo_rows import DEFAULT_BITS
 
 PAGE = (Path(__file__).parents[1] / "docs/compatibility.md").read_text()
 QUICK = (
@@ -50,7 +50,7 @@ def _marked(name):
 def test_nothing_fails_and_the_page_says_what_works(name, numbers):
     cells = check_family(name)
     assert not list(cells_in({name: cells}, State.FAILED))
-    for bits in MODES:
+    for bits in DEFAULT_BITS:
         section = PAGE.partition(f"### {bits}\n")[2].partition("###")[0]
         reasons = {cell.reason for cell in cells[bits].values() if cell.state is State.REFUSED}
         assert reasons <= numbers.keys(), HOW
@@ -59,8 +59,8 @@ def test_nothing_fails_and_the_page_says_what_works(name, numbers):
 
 def test_a_failure_shows_in_the_page_and_in_the_counts():
     works, failed = Cell(State.WORKS), Cell(State.FAILED, "KeyError: 'x'")
-    good = {bits: dict.fromkeys(BEHAVIOURS, works) for bits in MODES}
-    bad = {bits: dict.fromkeys(BEHAVIOURS, works) | {"pickle": failed} for bits in MODES}
+    good = {bits: dict.fromkeys(BEHAVIOURS, works) for bits in DEFAULT_BITS}
+    bad = {bits: dict.fromkeys(BEHAVIOURS, works) | {"pickle": failed} for bits in DEFAULT_BITS}
     made = page({"test_resnet": good, "test_vit": bad})
     assert "- `test_vit` in 1/1, pickle: KeyError: 'x'\n" in made
     assert "whole model | 1 of 2 | 1 of 2 |" in made
@@ -69,5 +69,5 @@ def test_a_failure_shows_in_the_page_and_in_the_counts():
 
 def test_every_family_has_a_line_per_mode():
     for name in FAMILIES:
-        assert PAGE.count(f"| `{name}` |") == len(MODES), name
+        assert PAGE.count(f"| `{name}` |") == len(DEFAULT_BITS), name
     assert re.findall(r"^\| `(\w+)` \|.*✗", PAGE, re.MULTILINE) == []

@@ -14,7 +14,7 @@ import mptify.models.in_timm
 from mptify import models
 from mptify.errors import BadConfig, UnknownModel
 from mptify.models import registry
-from mptify.tools import zoo_check
+from mptify.tools import zoo_check, zoo_rows
 
 DOCS = Path(__file__).parents[1] / "docs/backbones.md"
 
@@ -148,7 +148,7 @@ def test_a_padded_shortcut_drops_every_second_pixel_and_adds_channels_of_zeros()
 @pytest.mark.parametrize("name", ["vgg_small_x0.25", "resnet20_cifar"])
 def test_surgery_makes_the_binary_versions(name):
     row = zoo_check.check_model(registry.Entry("mptify", name))
-    assert zoo_check.passed(row), row
+    assert zoo_rows.passed(row), row
     assert all(mode["left"] == [] and mode["parts"] == 1 for mode in row["modes"].values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -20,10 +21,10 @@ from mptify.errors import BadConfig
 from mptify.files import check_writable, write_whole
 from mptify.models import registry
 from mptify.models.registry import Entry
-from mptify.tools import zoo_check, zoo_table
-from mptify.tools.zoo_check import Row
+from mptify.tools import zoo_check, zoo_rows, zoo_table
+from mptify.tools.zoo_rows import Row
 
-__all__ = ["matching_models", "run_zoo_check"]
+__all__ = ["checked_bits", "matching_models", "run_zoo_check"]
 
 
 def matching_models(pattern: str | None) -> list[Entry]:
@@ -40,14 +41,31 @@ def matching_models(pattern: str | None) -> list[Entry]:
     return models
 
 
+def checked_bits(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The modes to check, each once and in the order of their widths; the usual two for None."""
+    if not given:
+        return zoo_rows.DEFAULT_BITS
+    for bits in given:
+        if bits not in zoo_rows.PRUNE:
+            raise BadConfig(f"--bits {bits}: should be one of {', '.join(zoo_rows.PRUNE)}.")
+    return tuple(bits for bits in zoo_rows.PRUNE if bits in given)
+
+
 def run_zoo_check(
-    models: list[Entry], rows: Path, *, jobs: int, table: Path | None, retry: bool
+    models: list[Entry],
+    bits: Sequence[str],
+    rows: Path,
+    *,
+    jobs: int,
+    table: Path | None,
+    retry: bool,
 ) -> None:
-    """Check models, print the totals and write a table.
+    """Check models, print the totals and write a table, of all modes in the file of rows.
 
     Args:
         models: The models to check.
-        rows: The file with one row per model. Models that have a row are skipped.
+        bits: The bits of each mode.
+        rows: The file of rows. Models are only checked in the modes in which they have no row.
         jobs: Processes to use.
         table: The Markdown file to write, if any.
         retry: Whether to check failed models again.
@@ -57,25 +75,26 @@ def run_zoo_check(
     """
     if table is not None:
         check_writable(table)
-    earlier = zoo_check.read_rows(rows)
+    earlier = zoo_rows.read_rows(rows)
     rows.parent.mkdir(parents=True, exist_ok=True)
     check_writable(rows)
     if retry:
-        passed = [row for row in earlier if zoo_check.passed(row)]
-        write_whole(rows, "".join(map(zoo_check.as_line, passed)))
+        passed = [row for row in earlier if zoo_rows.passed(row)]
+        write_whole(rows, "".join(map(zoo_rows.as_line, passed)))
     try:
-        _check(models, rows, jobs)
+        _check(models, bits, rows, jobs)
     except KeyboardInterrupt:
         typer.echo(f"Interrupted; the same command continues from {rows}.", err=True)
         raise typer.Exit(130) from None
     finally:
-        checked = zoo_check.read_rows(rows)
+        checked = zoo_rows.merged(zoo_rows.read_rows(rows))
         if table is not None:
             write_whole(table, zoo_table.markdown(checked))
     names = {str(entry) for entry in models}
     totals = zoo_table.summary([row for row in checked if row["model"] in names])
     typer.echo(
-        f"{totals['converted']} of {totals['models']} convert in both modes, "
+        f"{totals['converted']} of {totals['models']} convert in "
+        f"{zoo_table.modes_in_words(totals['bits'])}, "
         f"{totals['passed']} pass every check, {totals['run']} were run; "
         f"{100 * totals['share']:.4f} % of all weights converted"
     )
@@ -83,8 +102,8 @@ def run_zoo_check(
         raise typer.Exit(1)
 
 
-def _check(models: list[Entry], rows: Path, jobs: int) -> None:
-    """Check the models that have no row, with a progress bar on a terminal."""
+def _check(models: list[Entry], bits: Sequence[str], rows: Path, jobs: int) -> None:
+    """Check the models that lack a mode, with a progress bar on a terminal."""
     out = console()
     columns = (
         BarColumn(),
@@ -93,13 +112,13 @@ def _check(models: list[Entry], rows: Path, jobs: int) -> None:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    checked = {row["model"] for row in zoo_check.read_rows(rows)}
-    skipped = sum(str(entry) in checked for entry in models)
+    earlier = zoo_rows.read_rows(rows)
+    skipped = sum(not zoo_rows.missing_bits(str(entry), bits, earlier) for entry in models)
     with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
         task = progress.add_task("", total=len(models), completed=skipped)
 
         def on_row(row: Row) -> None:
-            passed = zoo_check.passed(row)
+            passed = zoo_rows.passed(row)
             progress.update(task, advance=1, description=row["model"])
             if not passed or not out.is_terminal:
                 verdict = "ok" if passed else row.get("error") or _failures(row)
@@ -107,7 +126,7 @@ def _check(models: list[Entry], rows: Path, jobs: int) -> None:
                     f"{row['model']}: {verdict} ({row['seconds']} s)", markup=False
                 )
 
-        zoo_check.check_all(models, rows, jobs, on_row)
+        zoo_check.check_all(models, rows, jobs, on_row, bits)
 
 
 def _failures(row: Row) -> str:

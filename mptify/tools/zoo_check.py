@@ -1,4 +1,4 @@
-"""The zoo check: convert every model in both modes, check the invariants and write a row for each.
+"""The zoo check: convert models in several modes, check the invariants and write a row for each.
 
 Each row is appended to a JSON-lines file at once, so an interrupted check can continue.
 """
@@ -6,11 +6,10 @@ Each row is appended to a JSON-lines file at once, so an interrupted check can c
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing as mp
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from mptify.errors import MptifyError
 from mptify.models import registry
 from mptify.models.init_mode import InitMode
 from mptify.models.registry import Entry
@@ -31,43 +29,32 @@ from mptify.surgery.invariants import (
     wrongly_trainable,
 )
 from mptify.surgery.plans import plan_of
+from mptify.tools.zoo_rows import DEFAULT_BITS, PRUNE, Row, as_line, missing_bits, read_rows
 
-__all__ = [
-    "MODES",
-    "RUN_LIMIT",
-    "Row",
-    "as_line",
-    "check_all",
-    "check_model",
-    "passed",
-    "read_rows",
-    "was_run",
-]
+__all__ = ["RUN_LIMIT", "check_all", "check_model"]
 
-MODES = {"1/32": 0.8, "1/1": 0.75}  # bits -> the paper's usual prune rate
 RUN_LIMIT = 100_000_000  # parameters; of larger models, only the structure is checked
 SIZES = (96, 112, 128)  # pixels to try before a network's own input size
 TIME_LIMIT = 900.0  # seconds for one model
 
-Row = dict[str, Any]
 
-
-def check_model(entry: Entry) -> Row:
-    """Convert one model in every mode and check it.
+def check_model(entry: Entry, bits: Sequence[str] = DEFAULT_BITS) -> Row:
+    """Convert one model in several modes and check it.
 
     Args:
         entry: The model.
+        bits: The bits of each mode; its prune rate is that of `PRUNE`.
 
     Returns:
         The row. Errors become a part of it.
     """
     started = time.perf_counter()
-    row: Row = {"model": str(entry), "parameters": 0, "modes": {}}
+    row = _empty_row(entry, bits)
     try:
         model = _build_cheaply(entry)
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        for bits, prune in MODES.items():
-            row["modes"][bits] = _check_structure(model, bits, prune)
+        for one in bits:
+            row["modes"][one] = _check_structure(model, one, PRUNE[one])
         del model
         if row["parameters"] <= RUN_LIMIT:
             _check_runs(entry, row["modes"])
@@ -75,6 +62,11 @@ def check_model(entry: Entry) -> Row:
         row["error"] = _describe(error)
     row["seconds"] = round(time.perf_counter() - started, 1)
     return row
+
+
+def _empty_row(entry: Entry, bits: Sequence[str]) -> Row:
+    row: Row = {"model": str(entry), "parameters": 0, "modes": {}}
+    return row if tuple(bits) == DEFAULT_BITS else {**row, "bits": list(bits)}
 
 
 def _build_cheaply(entry: Entry) -> nn.Module:
@@ -140,8 +132,8 @@ def _check_runs(entry: Entry, modes: dict[str, Row]) -> None:
         except Exception:
             if size is None:
                 raise
-    for bits, prune in MODES.items():
-        row = modes[bits]
+    for bits, row in modes.items():
+        prune = PRUNE[bits]
         gc.collect()
         failed, without_gradient = _run(model, bits, prune, inputs, row["exempt"])
         if without_gradient:
@@ -203,22 +195,14 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text} ({Path(where.filename).name}:{where.lineno})"
 
 
-def passed(row: Row) -> bool:
-    """Whether the model converts in every mode and passes every check."""
-    return (
-        "error" not in row
-        and len(row["modes"]) == len(MODES)
-        and not any(mode["failed"] for mode in row["modes"].values())
-    )
-
-
-def was_run(row: Row) -> bool:
-    """Whether the model ran forward and backward in every mode."""
-    return bool(row["modes"]) and all(mode["ran"] for mode in row["modes"].values())
-
-
-def check_all(entries: list[Entry], path: Path, jobs: int, on_row: Callable[[Row], None]) -> None:
-    """Check all models that have no row yet.
+def check_all(
+    entries: list[Entry],
+    path: Path,
+    jobs: int,
+    on_row: Callable[[Row], None],
+    bits: Sequence[str] = DEFAULT_BITS,
+) -> None:
+    """Check all models in the modes in which they have no row yet.
 
     If a process dies or exceeds the time limit, the row of its model says so, and a new process
     takes over.
@@ -228,9 +212,11 @@ def check_all(entries: list[Entry], path: Path, jobs: int, on_row: Callable[[Row
         path: The file of rows. New rows are appended.
         jobs: Processes to use.
         on_row: Called with each new row.
+        bits: The bits of each mode.
     """
-    checked = {row["model"] for row in read_rows(path)}
-    waiting = [entry for entry in entries if str(entry) not in checked]
+    rows = read_rows(path)
+    missing = [(entry, missing_bits(str(entry), bits, rows)) for entry in entries]
+    waiting = [(entry, some) for entry, some in missing if some]
     path.parent.mkdir(parents=True, exist_ok=True)
     is_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
     with path.open("a") as file:
@@ -242,7 +228,10 @@ def check_all(entries: list[Entry], path: Path, jobs: int, on_row: Callable[[Row
             on_row(row)
 
 
-def _rows(waiting: list[Entry], jobs: int) -> Iterator[Row]:
+_Task = tuple[Entry, tuple[str, ...]]  # a model and the modes to check
+
+
+def _rows(waiting: list[_Task], jobs: int) -> Iterator[Row]:
     context = mp.get_context("spawn")
     queue = list(reversed(waiting))
     busy: dict[Any, _Worker] = {}
@@ -277,9 +266,9 @@ class _Worker:
         self.process.start()
         other_end.close()
 
-    def send(self, entry: Entry) -> None:
-        self.entry, self.since = entry, time.monotonic()
-        self.pipe.send(entry)
+    def send(self, task: _Task) -> None:
+        self.task, self.since = task, time.monotonic()
+        self.pipe.send(task)
 
     @property
     def is_overdue(self) -> bool:
@@ -287,12 +276,8 @@ class _Worker:
 
     def receive(self) -> tuple[Row, bool]:
         """The row and True, or a row that says how the process failed and False."""
-        failed = {
-            "model": str(self.entry),
-            "parameters": 0,
-            "modes": {},
-            "seconds": round(time.monotonic() - self.since, 1),
-        }
+        seconds = round(time.monotonic() - self.since, 1)
+        failed = {**_empty_row(*self.task), "seconds": seconds}
         if not self.pipe.poll():
             return {**failed, "error": f"exceeded the limit of {TIME_LIMIT:.0f} s"}, False
         try:
@@ -314,42 +299,6 @@ def _work(pipe: Any) -> None:
     while True:
         gc.collect()  # reference cycles between networks and their graphs hold gigabytes of tensors
         try:
-            pipe.send(check_model(pipe.recv()))
+            pipe.send(check_model(*pipe.recv()))
         except (EOFError, KeyboardInterrupt, BrokenPipeError):
             return
-
-
-def as_line(row: Row) -> str:
-    """A row as one line of JSON."""
-    return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read the rows of an earlier check.
-
-    Args:
-        path: The file of rows, which need not exist.
-
-    Returns:
-        The rows. A row that an interruption cut short is skipped.
-
-    Raises:
-        MptifyError: The file can't be read, or a line is not a row.
-    """
-    try:
-        lines = path.read_bytes().decode().splitlines() if path.exists() else []
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise MptifyError(f"{path}: can't be read as rows of a zoo check ({reason}).") from None
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            _ = row["model"], row["modes"]
-            rows.append(row)
-        except (json.JSONDecodeError, KeyError, TypeError):
-            if not '{"model": '.startswith(line[:10]):
-                raise MptifyError(
-                    f"{path}: line {number} is not a row of a zoo check; choose another file."
-                ) from None
-    return rows

@@ -19,7 +19,7 @@ from mptify.errors import MptifyError, first_line
 from mptify.surgery import transform
 from mptify.tools.compatibility.behaviours import BEHAVIOURS, Behaviour, Network, outputs_of
 from mptify.tools.compatibility.families import FAMILIES, IMAGE_SIZES
-from mptify.tools.zoo_check import MODES
+from mptify.tools.zoo_rows import DEFAULT_BITS, PRUNE
 
 __all__ = ["Cell", "Cells", "State", "check_family"]
 
@@ -58,8 +58,8 @@ def check_family(name: str) -> Cells:
         warnings.simplefilter("ignore")  # timm deprecates some of its own names
         torch.manual_seed(0)
         dense = _dense_network(name)
-        tickets = {bits: _ticket_of(dense, bits, prune) for bits, prune in MODES.items()}
-        cells: Cells = {bits: {} for bits in MODES}
+        tickets = {bits: _ticket_of(dense, bits, PRUNE[bits]) for bits in DEFAULT_BITS}
+        cells: Cells = {bits: {} for bits in DEFAULT_BITS}
         for key, behaviour in BEHAVIOURS.items():
             try:
                 expected = behaviour.run(dense)

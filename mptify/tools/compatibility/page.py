@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mptify.tools.compatibility.behaviours import BEHAVIOURS
 from mptify.tools.compatibility.checking import Cell, Cells, State
-from mptify.tools.zoo_check import MODES
+from mptify.tools.zoo_rows import DEFAULT_BITS
 
 __all__ = ["cells_in", "page", "row"]
 
@@ -47,7 +47,9 @@ def row(name: str, cells: dict[str, Cell], numbers: dict[str, int]) -> str:
 def _page(table: dict[str, Cells]) -> Iterator[str]:
     yield _START
     for key, one in BEHAVIOURS.items():
-        counts = [_count([cells[bits][key].state for cells in table.values()]) for bits in MODES]
+        counts = [
+            _count([cells[bits][key].state for cells in table.values()]) for bits in DEFAULT_BITS
+        ]
         yield f"| {one.what} | {counts[0]} | {counts[1]} | {one.note} |\n"
     yield "\n## Each family\n\n"
     yield "● works · – the dense network does not offer it · a number: refused, since\n\n"
@@ -60,7 +62,7 @@ def _page(table: dict[str, Cells]) -> Iterator[str]:
         yield "\n✗ fails:\n\n"
     for name, bits, key, cell in cells_in(table, State.FAILED):
         yield f"- `{name}` in {bits}, {key}: {cell.reason}\n"
-    for bits in MODES:
+    for bits in DEFAULT_BITS:
         yield f"\n### {bits}\n\n| family | " + " | ".join(BEHAVIOURS) + " |\n"
         yield "| --- |" + " :---: |" * len(BEHAVIOURS) + "\n"
         yield from (row(name, cells[bits], numbers) for name, cells in table.items())
