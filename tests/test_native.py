@@ -33,7 +33,8 @@ def slow_choice(scores, weight, kept):
 
 def choice(scores, weight, kept, kind=native.Effective.SIGNS, hint=native.NO_HINT):
     out = torch.full(scores.shape, 7.0)
-    gain, after = native.select(scores, weight, out, kept, kind, hint)
+    bits = native.bits_for(scores.numel())
+    gain, after = native.select(scores, weight, out, bits, kept, kind, hint)
     return out, gain, after
 
 

@@ -53,6 +53,12 @@ def surgery(
 def search(
     rounds: _Pairs = 15,
     batch: _Batches = None,
+    bits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bits", help="1/32, 1/8, 1/4, 1/2 or 1/1; 1/32 and 1/1 by default. May be repeated."
+        ),
+    ] = None,
     threads: _Threads = 2,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
     as_json: _AsJson = False,
@@ -63,7 +69,7 @@ def search(
     """
     from mptify.cli import bench_run
 
-    bench_run.bench_search(rounds, batch, threads, memory=memory, as_json=as_json)
+    bench_run.bench_search(rounds, batch, bits, threads, memory=memory, as_json=as_json)
 
 
 @app.command("ticket")

@@ -18,12 +18,14 @@ from rich.table import Table
 from mptify import models
 from mptify.cli.console import console
 from mptify.cli.tables import Column, make_table
+from mptify.cli.zoo_run import checked_bits
 from mptify.errors import BadConfig, MptifyError
 from mptify.files import check_writable
 from mptify.report.plots import draw_prune_times
 from mptify.tools import bench
 from mptify.tools import bench_inference as inference
 from mptify.tools.bench_inference import NetworkTimes
+from mptify.tools.zoo_rows import DEFAULT_BITS, PRUNE
 
 __all__ = [
     "bench_inference",
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 _BATCHES = (128, 32)
-_MODES = (("1/32", 0.8), ("1/1", 0.75))  # bits and prune rate
+_MODES = tuple((bits, PRUNE[bits]) for bits in DEFAULT_BITS)  # bits and prune rate
 _TICKET_NETWORKS = (
     "resnet18",
     "timm:mobilenetv3_large_100",
@@ -75,26 +77,32 @@ def bench_surgery(
 
 
 def bench_search(
-    rounds: int, batches: Sequence[int] | None, threads: int, *, memory: bool, as_json: bool
+    rounds: int,
+    batches: Sequence[int] | None,
+    bits: Sequence[str] | None,
+    threads: int,
+    *,
+    memory: bool,
+    as_json: bool,
 ) -> None:
     """Compare time and peak memory of search steps with dense training."""
+    modes = [(one, PRUNE[one]) for one in checked_bits(bits)]
     torch.set_num_threads(threads)
     sizes = batches or _BATCHES
     out = console()
     peaks = []
-    with _progress(
-        out, "timing", len(sizes) * (len(_MODES) * (rounds + 2) + 3 * memory), as_json
-    ) as tick:
-        steps = [bench.search_ratio(*mode, size, rounds, tick) for size in sizes for mode in _MODES]
-        for size in sizes if memory else []:
-            for method, bits, prune in (
-                ("dense", "1/32", 0.8),
-                *(("biprop", *mode) for mode in _MODES),
-            ):
-                peaks.append((method, bits, size, bench.peak_memory(method, bits, prune, size)))
+    peak_cases = [("dense", *_MODES[0]), *(("biprop", *mode) for mode in modes)] if memory else []
+    total = len(sizes) * (len(modes) * (rounds + 2) + len(peak_cases))
+    with _progress(out, "timing", total, as_json) as tick:
+        steps = [bench.search_ratio(*mode, size, rounds, tick) for size in sizes for mode in modes]
+        for size in sizes:
+            for case in peak_cases:
+                peaks.append(bench.peak_memory(*case, size))
                 tick()
     if as_json:
-        _print_json({"steps": [asdict(step) for step in steps], "peaks": peaks})
+        _print_json(
+            {"steps": [asdict(step) for step in steps], "peaks": [asdict(one) for one in peaks]}
+        )
         return
     out.print(_step_table(steps))
     if peaks:
@@ -262,20 +270,27 @@ def _step_table(steps: list[bench.StepRatio]) -> Table:
     return make_table(columns, steps, wrap_all=True)
 
 
-def _peak_table(peaks: list[tuple[str, str, int, int]]) -> Table:
-    """Peak memory by method, bits and batch size, also as a multiple of dense training's."""
-    dense = {size: peak for method, _, size, peak in peaks if method == "dense"}
-    rows = [
-        (method if method == "dense" else f"{method} {bits}", size, peak, peak / dense[size])
-        for method, bits, size, peak in peaks
-    ]
+def _peak_table(peaks: list[bench.PeakMemory]) -> Table:
+    """Peak memory, also as a multiple of dense training's, with and without libraries."""
+    dense = {one.batch: one for one in peaks if one.method == "dense"}
+
+    def own_ratio(one: bench.PeakMemory) -> float:
+        other = dense[one.batch]
+        return (one.peak - one.libraries) / (other.peak - other.libraries)
+
     columns = [
-        Column("peak memory", lambda row: row[0], left=True),
-        Column("batch", lambda row: str(row[1])),
-        Column("MB", lambda row: f"{row[2] / 1e6:,.0f}"),
-        Column("of dense", lambda row: f"{row[3]:.3f}"),
+        Column(
+            "peak memory",
+            lambda one: one.method if one.method == "dense" else f"{one.method} {one.bits}",
+            left=True,
+        ),
+        Column("batch", lambda one: str(one.batch)),
+        Column("MB", lambda one: f"{one.peak / 1e6:,.0f}"),
+        Column("of dense", lambda one: f"{one.peak / dense[one.batch].peak:.3f}"),
+        Column("libraries MB", lambda one: f"{one.libraries / 1e6:,.0f}"),
+        Column("of dense without", lambda one: f"{own_ratio(one):.3f}"),
     ]
-    return make_table(columns, rows, wrap_all=True)
+    return make_table(columns, peaks, wrap_all=True)
 
 
 def _node_table(times: NetworkTimes) -> Table:

@@ -7,6 +7,7 @@ A ticket layer *is* the layer it replaces: it inherits its class, keeps its attr
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import weakref
@@ -25,6 +26,7 @@ from mptify.nn import init, topk
 from mptify.nn.leaf import recorded_call
 from mptify.nn.quantizers import InputQuantizer, RunningQuantizer
 from mptify.nn.quantizing_weight import QuantizingWeight
+from mptify.nn.saving import saved_compactly
 from mptify.nn.scopes import SharedScope
 
 __all__ = [
@@ -77,7 +79,9 @@ class Ticketed:
     _buffers: dict[str, Any]
 
     # SEARCHING: the last selection, its mask if it was asked for, and what they were made from.
+    # In training, only the compact form remains after a forward pass.
     _selection: topk.Selection | None
+    _compact: topk.Compact | None
     _mask: Tensor | None
     _made_from: tuple | None
     _traced: topk.Selection | None = None  # while `torch.compile` traces `forward`
@@ -213,7 +217,11 @@ class Ticketed:
     @property
     def gain(self) -> Tensor:
         """The layer's scale; 1 for 32-bit weights, which keep their own magnitudes."""
-        return self._current().gain if self.state is WeightState.SEARCHING else self.fixed_gain
+        if self.state is not WeightState.SEARCHING:
+            return self.fixed_gain
+        if self._traced is None and not torch.compiler.is_compiling() and self._is_released():
+            return self._compact.gain  # type: ignore[union-attr]
+        return self._current().gain
 
     @property
     def sign(self) -> Tensor:
@@ -308,11 +316,15 @@ class Ticketed:
         if self.scope is not None:
             self.scope.refresh_()
             return
+        if self._is_released():
+            self._expand()
         if self.is_fresh():
             return
         reuse: dict[str, Any] = {}
+        if self._compact is not None:
+            reuse["hint"] = self._compact.hint
         if self._selection is not None:
-            reuse = {"out": self._selection.effective.detach(), "hint": self._selection.hint}
+            reuse["out"] = self._selection.effective.detach()
         with torch.inference_mode(False):
             selection = topk.select(
                 self.scores,
@@ -326,12 +338,34 @@ class Ticketed:
 
     def is_fresh(self) -> bool:
         """Whether the mask belongs to the scores as they are now."""
-        if self._made_from is None or self._selection is None or self.scores.is_inference():
+        # `weight` shares memory with the selection: code that writes to it raises its version.
+        selection = self._selection
+        return selection is not None and self._is_made_from_scores(selection.effective._version)
+
+    def _is_released(self) -> bool:
+        """Whether only the compact form remains of a mask that belongs to the scores."""
+        return self._selection is None and self._is_made_from_scores(None)
+
+    def _is_made_from_scores(self, weight_version: int | None) -> bool:
+        if self._made_from is None or self.scores.is_inference():
             return False
         scores, *rest = self._made_from
-        return scores() is self.scores and rest == [
-            self._selection.effective._version, *self._score_version(),
-        ]  # fmt: skip
+        return scores() is self.scores and rest == [weight_version, *self._score_version()]
+
+    def _release(self) -> None:
+        """Drop the effective weight, which backward and the next forward pass make again."""
+        if self._compact is not None and self._saves_compactly() and self.is_fresh():
+            self._selection = None
+            self._made_from = (weakref.ref(self.scores), None, *self._score_version())
+
+    def _expand(self) -> None:
+        assert self._compact is not None
+        with torch.inference_mode(False), torch.no_grad():
+            effective = self._compact.expand(self.frozen)
+        self._remember(topk.Selection(effective, self._compact.gain, self._compact), self._mask)
+
+    def _saves_compactly(self) -> bool:
+        return self.training and self.state is WeightState.SEARCHING and torch.is_grad_enabled()
 
     def _score_version(self) -> tuple:
         kept = self._kept if self.scope is None else self.scope.kept
@@ -339,13 +373,12 @@ class Ticketed:
         return version, self.scores.data_ptr(), self.scores.device, kept
 
     def _remember(self, selection: topk.Selection, mask: Tensor | None = None) -> None:
-        self._selection, self._mask = selection, mask
-        # `weight` shares memory with the selection: code that writes to it raises its version.
+        self._selection, self._compact, self._mask = selection, selection.compact, mask
         version = selection.effective._version
         self._made_from = (weakref.ref(self.scores), version, *self._score_version())
 
     def _forget(self) -> None:
-        self._selection = self._mask = self._made_from = None
+        self._selection = self._compact = self._mask = self._made_from = None
 
     def _refresh_in_eval(self) -> None:
         if not self.training and not self.is_meta and self.scope is None:
@@ -480,7 +513,9 @@ class Ticketed:
     def __getstate__(self) -> dict:
         # A copy makes its own selection: version counters of another tensor mean nothing there.
         mask = None if self.state is WeightState.SEARCHING else self._mask
-        return self.__dict__ | {"_selection": None, "_mask": mask, "_made_from": None}
+        return self.__dict__ | {
+            "_selection": None, "_compact": None, "_mask": mask, "_made_from": None,
+        }  # fmt: skip
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -515,20 +550,32 @@ class Ticketed:
         if recorded is not None:
             return recorded
         if self.weight_escapes:
-            return self._without_escape().forward(*args, **kwargs)
+            y = self._without_escape().forward(*args, **kwargs)
+            self._release()
+            return y
         if args:
             args = (self.quantize_input(args[0]), *args[1:])
         else:  # called by keyword; the input is the first argument there too
             name = next(iter(kwargs))
             kwargs[name] = self.quantize_input(kwargs[name])
         if not torch.compiler.is_compiling():
-            return self.finish(super().forward(*args, **kwargs))  # type: ignore[misc]
+            with self._saving(args[0] if args else kwargs[name]):
+                y = super().forward(*args, **kwargs)  # type: ignore[misc]
+            self._release()
+            return self.finish(y)
         # The compiled graph selects once for weight and gain. Only the tracer sees the attribute.
         self._traced = self._current()
         try:
             return self.finish(super().forward(*args, **kwargs))  # type: ignore[misc]
         finally:
             self._traced = None
+
+    def _saving(self, x: Any) -> Any:
+        """A context for the layer's operation on `x`, in which backward's share takes few bits."""
+        if not self._saves_compactly() or torch.compiler.is_compiling():
+            return contextlib.nullcontext()
+        selection = self._current()
+        return saved_compactly(self, x, selection.effective, selection.compact)
 
     def _without_escape(self) -> Any:
         """This layer with the same tensors, for `forward`, which quantizes its input itself."""
@@ -592,10 +639,11 @@ class Ticketed:
         """
         function = getattr(F, function) if isinstance(function, str) else function
         x = self.quantize_input(x) if quantizer is None else self.quantize_input(x, quantizer)
-        if not self.scales_output:
-            return function(x, self.operand(), bias, *args, **kwargs)
-        y = function(x, self.operand(), None, *args, **kwargs)
-        return self.add_bias(self.scale(y, quantizer), bias)
+        with self._saving(x):
+            inner_bias = None if self.scales_output else bias
+            y = function(x, self.operand(), inner_bias, *args, **kwargs)
+        self._release()
+        return self.add_bias(self.scale(y, quantizer), bias) if self.scales_output else y
 
 
 def _without_grad(tensor: Tensor) -> nn.Parameter:

@@ -60,20 +60,34 @@ def sign(x: Tensor, *, width: float = 1.0) -> Tensor:
 
 
 class _Round(torch.autograd.Function):
-    """Levels of x · inverse; the gradient of x passes where x · inverse is in range."""
+    """step · the levels of x · inverse; the gradient of x passes where x · inverse is in range."""
 
     @staticmethod
-    def forward(ctx, x, inverse, lowest, highest):
-        scaled = x * inverse
-        levels = scaled.clamp(lowest, highest)
-        ctx.save_for_backward(levels == scaled)
-        ctx.inverse = inverse
-        return levels.round_()
+    def forward(ctx, x, inverse, lowest, highest, step):
+        ctx.inverse, ctx.step = inverse, step
+        ctx.strides = x.stride()
+        ctx.in_bits = native.can_map(x)
+        if ctx.in_bits:
+            found, inside = native.round_levels(x, *map(float, (inverse, lowest, highest, step)))
+        else:
+            scaled = x * inverse
+            levels = scaled.clamp(lowest, highest)
+            inside = levels == scaled
+            found = levels.round_() * step
+        ctx.save_for_backward(inside)
+        return found
 
     @staticmethod
     def backward(ctx, grad):
         (inside,) = ctx.saved_tensors
-        return grad * inside * ctx.inverse, None, None, None
+        if ctx.in_bits:
+            if grad.stride() != ctx.strides:  # bits are in the order of memory
+                grad = torch.empty_strided(grad.shape, ctx.strides).copy_(grad)
+            if not torch.is_grad_enabled():
+                inverse, step = float(ctx.inverse), float(ctx.step)
+                return native.round_gradient(grad, inside, inverse, step), *[None] * 4
+            inside = native.round_gradient(torch.ones_like(grad), inside, 1.0, 1.0)
+        return grad * ctx.step * inside * ctx.inverse, *[None] * 4
 
 
 class _LearnedRound(torch.autograd.Function):
@@ -109,7 +123,7 @@ def uniform(x: Tensor, *, step: Tensor | float, lowest: int, highest: int) -> Te
     """
     if isinstance(step, Tensor) and step.requires_grad:
         return _LearnedRound.apply(x, step, lowest, highest)
-    return _Round.apply(x, 1 / step, lowest, highest) * step
+    return _Round.apply(x, 1 / step, lowest, highest, step)
 
 
 def check_quantizer(name: str, bits: int, width: float = 1.0) -> None:
@@ -311,7 +325,7 @@ class RunningQuantizer(nn.Module):
             self.observe_(x)
         lowest = torch.where(self.is_signed, -127.0, 0.0).to(x.dtype)
         highest = torch.where(self.is_signed, 127.0, 255.0).to(x.dtype)
-        return _Round.apply(x, (1 / self.step).to(x.dtype), lowest, highest)
+        return _Round.apply(x, (1 / self.step).to(x.dtype), lowest, highest, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.levels(x) * self.step.to(x.dtype)

@@ -21,8 +21,8 @@ from torch import Tensor
 from mptify.nn import native
 
 __all__ = [
-    "Selection", "kept_count", "mask_entropy", "select", "select_mask", "select_survivors",
-    "sign", "straight_through_weight", "survivors", "traceable_select", "weigh",
+    "Compact", "Selection", "kept_count", "mask_entropy", "select", "select_mask",
+    "select_survivors", "sign", "straight_through_weight", "survivors", "traceable_select", "weigh",
 ]  # fmt: skip
 
 _MAGNITUDE_BITS = 0x7FFFFFFF  # of a float32: read as integers, they order non-negative floats
@@ -77,12 +77,32 @@ class Selection(NamedTuple):
     Attributes:
         effective: The weight to compute with.
         gain: Its gain.
-        hint: Where the next selection starts to search for its threshold.
+        compact: The same in a bit per weight, where the C++ library has selected.
     """
 
     effective: Tensor
     gain: Tensor
-    hint: native.Hint = native.NO_HINT
+    compact: Compact | None = None
+
+
+class Compact(NamedTuple):
+    """A selection in a bit per weight.
+
+    Attributes:
+        bits: Which weights survive, as `native.select` packs them.
+        gain: The gain.
+        kind: Which effective weight there is.
+        hint: Where the next selection starts to search for its threshold.
+    """
+
+    bits: Tensor
+    gain: Tensor
+    kind: native.Effective
+    hint: native.Hint
+
+    def expand(self, frozen: Tensor) -> Tensor:
+        """The effective weight."""
+        return native.expand(self.bits, frozen.detach(), float(self.gain), self.kind)
 
 
 def select(
@@ -111,12 +131,13 @@ def select(
     if native.can_select(scores, frozen):
         _check_kept(scores, kept)
         if out is None or not native.can_select(out, frozen):
-            out = torch.empty(scores.shape, dtype=torch.float32)
+            out = native.empty_strided(scores.shape, scores.stride())
         signs = native.Effective.SCALED_SIGNS if includes_gain else native.Effective.SIGNS
         kind = native.Effective.WEIGHTS if weight_bits == 32 else signs
-        mean, hint = native.select(scores.detach(), frozen.detach(), out, kept, kind, hint)
+        bits = native.bits_for(scores.numel())
+        mean, hint = native.select(scores.detach(), frozen.detach(), out, bits, kept, kind, hint)
         gain = torch.tensor(1.0 if weight_bits == 32 else mean, dtype=torch.float32)
-        return Selection(out, gain, hint)
+        return Selection(out, gain, Compact(bits, gain, kind, hint))
     return weigh(frozen, select_survivors(scores, frozen, kept), kept, weight_bits, includes_gain)
 
 

@@ -32,6 +32,7 @@ from mptify.training.loop import steps_of
 from mptify.training.signals import keep_freed_memory
 
 __all__ = [
+    "PeakMemory",
     "StepRatio",
     "TicketSize",
     "TicketSpeed",
@@ -168,6 +169,26 @@ def search_ratio(
     return StepRatio("resnet18_cifar, search", bits, batch, *ratio)
 
 
+@dataclass(frozen=True)
+class PeakMemory:
+    """What a process that trains ResNet-18 on 32×32 images takes beyond imports, in bytes.
+
+    Attributes:
+        method: The search method, or `"dense"`.
+        bits: The bits of the ticket.
+        batch: Images per step.
+        peak: The peak of eight steps, with building the network and with the libraries that both
+            load, such as torchvision.
+        libraries: What steps of a small network take: all but nothing else than these libraries.
+    """
+
+    method: str
+    bits: str
+    batch: int
+    peak: int
+    libraries: int
+
+
 _PEAK_SCRIPT = """
 import re, sys, numpy as np
 from pathlib import Path
@@ -175,35 +196,36 @@ from mptify import models
 from mptify.training.loop import steps_of
 method, bits, prune, batch = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 rng = np.random.default_rng(0)
-images = rng.integers(0, 255, (2 * batch, 32, 32, 3), dtype=np.uint8), np.arange(2 * batch) % 10
+def run(network, batch, steps):
+    images = rng.integers(0, 255, (2 * batch, 32, 32, 3), dtype=np.uint8), np.arange(2 * batch) % 10
+    settings = {"batch": batch, "method": method, "ticket": {"bits": bits, "prune": prune}}
+    training = steps_of(network, images, settings)
+    for _ in range(steps):
+        next(training)
 def status(field):
     return int(re.search(field + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1))
+start = status("VmRSS")
+run(models.resnet20_cifar(), 4, 2)
+libraries = status("VmRSS") - start
 Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-before = status("VmRSS")
-settings = {"batch": batch, "method": method, "ticket": {"bits": bits, "prune": prune}}
-steps = steps_of(models.resnet18_cifar(), images, settings)
-for _ in range(3):
-    next(steps)
-print(status("VmHWM") - before)
+run(models.resnet18_cifar(), batch, 8)  # several steps, since each leaves gaps in memory
+print(status("VmHWM") - start, libraries)
 """
 
 
-def peak_memory(method: str, bits: str, prune: float, batch: int) -> int:
-    """Measure the peak memory of three search steps of ResNet-18 on 32×32 images.
-
-    It is measured in a new process, and only on Linux.
+def peak_memory(method: str, bits: str, prune: float, batch: int) -> PeakMemory:
+    """Measure the peak memory of search steps, in a new process; only on Linux.
 
     Args:
         method: The search method, or `"dense"`.
         bits: The bits of the ticket.
         prune: The fraction of weights to remove.
         batch: Images per step.
-
-    Returns:
-        The bytes that the steps add to the process.
     """
     command = [sys.executable, "-c", _PEAK_SCRIPT, method, bits, str(prune), str(batch)]
-    return 1024 * int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    peak, libraries = (1024 * int(number) for number in output.split())
+    return PeakMemory(method, bits, batch, peak, libraries)
 
 
 def _timed(call: Callable[[], Any]) -> float:

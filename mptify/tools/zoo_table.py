@@ -11,7 +11,7 @@ __all__ = ["markdown", "modes_in_words", "summary"]
 
 _GRADIENT_NOTES = {
     "dead": "get no gradient in the dense network either",
-    "unlucky": "get a gradient with another seed only",
+    "unlucky": "get a gradient with another seed or other images only",
 }
 
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <vector>
 
+#include "codes.h"
 #include "parallel.h"
 #include "source.h"
 
@@ -30,17 +31,9 @@ constexpr int kGroup = 4 * kLanes;   // weights that are rescanned if one is nea
 constexpr int kDigit = 12;           // bits of a radix digit, where there is no hint
 constexpr int kBuckets = 1 << kDigit;
 
-inline uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
+inline uint32_t bits_of(float value) { return word_of(value); }
 
-inline float float_of(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
+inline float float_of(uint32_t bits) { return number_of(bits); }
 
 constexpr uint32_t kSign = 0x80000000u;
 
@@ -162,6 +155,32 @@ FOR_EACH_CPU void write(
           magnitude(scores[i]) >= threshold ? (bits_of(weight[i]) & kSign) | size : 0);
 }
 
+FOR_EACH_CPU void write_survivors(
+    const float* scores, uint8_t* survivors, int64_t begin, int64_t end, uint32_t threshold) {
+  uint8_t codes[kCodes] = {};
+  for (int64_t start = begin; start < end; start += kCodes) {
+    const int count = (int)std::min(kCodes, end - start);
+    for (int i = 0; i < count; i++) codes[i] = magnitude(scores[start + i]) >= threshold;
+    pack_codes<1>(codes, survivors + start / 8);
+  }
+}
+
+FOR_EACH_CPU void expand(
+    const uint8_t* survivors, const float* weight, float* out, int64_t begin, int64_t end,
+    float gain, Kind kind) {
+  uint8_t codes[kCodes];
+  const uint32_t size = bits_of(kind == kScaled ? gain : 1.0f);
+  for (int64_t start = begin; start < end; start += kCodes) {
+    const int count = (int)std::min(kCodes, end - start);
+    unpack_codes<1>(survivors + start / 8, codes);
+    for (int i = 0; i < count; i++) {
+      const uint32_t value = bits_of(weight[start + i]);
+      const uint32_t kept = kind == kWeights ? value : (value & kSign) | size;
+      out[start + i] = float_of(codes[i] ? kept : 0);
+    }
+  }
+}
+
 FOR_EACH_CPU void score_gradient(
     const float* grad, const float* weight, const float* scores, float* out, int64_t begin,
     int64_t end, float factor) {
@@ -180,29 +199,18 @@ FOR_EACH_CPU void score_gradient_by_sign(
   }
 }
 
-FOR_EACH_CPU void signs(const float* x, float* out, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i++) out[i] = x[i] < 0 ? -1.0f : 1.0f;
-}
-
-FOR_EACH_CPU void sign_gradient(
-    const float* grad, const float* x, float* out, int64_t begin, int64_t end, float width) {
-  const float height = 2 / width, fall = height / width;
-  for (int64_t i = begin; i < end; i++) {
-    const float slope = height - fall * float_of(magnitude(x[i]));
-    out[i] = slope > 0 ? grad[i] * slope : 0.0f;
-  }
-}
+#include "quantize.inl"
 
 }  // namespace
 
 extern "C" {
 
-// Write the effective weight of the `kept` largest |scores| into `out`; ties go to the lower index.
-// The search for the threshold starts within `reach` of `guess`, both as bits. Return the
+// Write the effective weight of the `kept` largest |scores| into `out`, and which they are into
+// `survivors`, a bit per weight (see codes.h); ties go to the lower index. The search for the threshold starts within `reach` of `guess`, both as bits. Return the
 // threshold; *gain is the mean |weight| of the survivors.
 uint32_t mptify_select(
-    const float* scores, const float* weight, float* out, int64_t count, int64_t kept, int kind,
-    uint32_t guess, uint32_t reach, int threads, float* gain) {
+    const float* scores, const float* weight, float* out, uint8_t* survivors, int64_t count,
+    int64_t kept, int kind, uint32_t guess, uint32_t reach, int threads, float* gain) {
   const int chunks = chunks_for(count, threads);
   std::vector<double> sums((count + kBlock - 1) / kBlock);
   std::vector<Above> above(chunks);
@@ -248,10 +256,75 @@ uint32_t mptify_select(
   }
   *gain = (float)(sum / (double)kept);
   for_chunks(count, chunks, [&](int, int64_t begin, int64_t end) {
-    write(scores, weight, out, begin, end, threshold, *gain, (Kind)kind);
+    for (int64_t start = begin; start < end; start += kBlock) {  // while the scores are in a cache
+      const int64_t stop = std::min(end, start + kBlock);
+      write(scores, weight, out, start, stop, threshold, *gain, (Kind)kind);
+      write_survivors(scores, survivors, start, stop, threshold);
+    }
   });
-  for (int32_t one : pruned_ties) out[one] = 0.0f;
+  for (int32_t one : pruned_ties) {
+    out[one] = 0.0f;
+    clear_bit(survivors, one);
+  }
   return threshold;
+}
+
+// Write the effective weight of `survivors` into `out`, the same that `mptify_select` wrote.
+void mptify_expand(
+    const uint8_t* survivors, const float* weight, float* out, int64_t count, int kind, float gain,
+    int threads) {
+  for_chunks(count, chunks_for(count, threads), [&](int, int64_t begin, int64_t end) {
+    expand(survivors, weight, out, begin, end, gain, (Kind)kind);
+  });
+}
+
+// Pack numbers that are `step` times whole numbers from `lowest` on, or ±1 where `bits` is 1, in
+// `bits` bits each. Return whether all of them are.
+int mptify_pack_levels(
+    const float* x, uint8_t* packed, int64_t count, int bits, int lowest, float step,
+    int threads) {
+  const Levels levels = {bits, lowest, step};
+  std::atomic<bool> fits{true};
+  for_chunks(count, chunks_for(count, threads), [&](int, int64_t begin, int64_t end) {
+    const auto pack = bits == 1   ? pack_levels<1>
+                      : bits == 2 ? pack_levels<2>
+                      : bits == 4 ? pack_levels<4>
+                                  : pack_levels<8>;
+    if (!pack(x, packed, begin, end, levels)) fits = false;
+  });
+  return fits;
+}
+
+// The numbers that `mptify_pack_levels` packed.
+void mptify_unpack_levels(
+    const uint8_t* packed, float* out, int64_t count, int bits, int lowest, float step,
+    int threads) {
+  const Levels levels = {bits, lowest, step};
+  for_chunks(count, chunks_for(count, threads), [&](int, int64_t begin, int64_t end) {
+    const auto unpack = bits == 1   ? unpack_levels<1>
+                        : bits == 2 ? unpack_levels<2>
+                        : bits == 4 ? unpack_levels<4>
+                                    : unpack_levels<8>;
+    unpack(packed, out, begin, end, levels);
+  });
+}
+
+// step * round(clip(x * inverse, lowest, highest)), and a bit for each number that was not clipped.
+void mptify_round(
+    const float* x, float* out, uint8_t* inside, int64_t count, float inverse, float lowest,
+    float highest, float step, int threads) {
+  for_chunks(count, chunks_for(count, threads), [&](int, int64_t begin, int64_t end) {
+    round_levels(x, out, inside, begin, end, inverse, lowest, highest, step);
+  });
+}
+
+// Its estimator: grad * step * inside * inverse, in this order.
+void mptify_round_gradient(
+    const float* grad, const uint8_t* inside, float* out, int64_t count, float inverse, float step,
+    int threads) {
+  for_chunks(count, chunks_for(count, threads), [&](int, int64_t begin, int64_t end) {
+    round_gradient(grad, inside, out, begin, end, inverse, step);
+  });
 }
 
 // sign(x), with sign(0) = +1.
