@@ -43,13 +43,18 @@ def ticket_file(name, bits, path, **settings):
     return path
 
 
-@pytest.mark.parametrize("bits", ["1/32", "1/8", "1/4", "1/2", "1/1"])
+# Levels only of a network whose sums are exact: elsewhere a sum between two levels becomes one or the other, as the order
+# of additions will have it.
 @pytest.mark.parametrize(
-    "name",
+    ("name", "bits"),
     [
-        QUICK[0],
-        *(pytest.param(name, marks=pytest.mark.long) for name in QUICK[1:]),
-        *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEEP),
+        *((QUICK[0], bits) for bits in ("1/32", "1/8", "1/4", "1/2", "1/1")),
+        *(
+            pytest.param(name, bits, marks=mark)
+            for names, mark in ((QUICK[1:], pytest.mark.long), (SWEEP, pytest.mark.sweep))
+            for name in names
+            for bits in ("1/32", "1/1")
+        ),
     ],
 )
 def test_onnxruntime_computes_what_the_ticket_does(name, bits, tmp_path):

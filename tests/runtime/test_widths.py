@@ -55,4 +55,4 @@ def test_packed_networks_of_every_width_are_the_float_path(entry, bits):
             limit = (1e-5 if bits == "1/32" else 1e-6) * theirs.double().norm()
             assert (ours.double() - theirs.double()).norm() <= limit
     packed = [part for part in program.modules() if isinstance(part, (LanesConv, MaskedLinear))]
-    assert bool(packed) == (entry.name not in THREE_DIMENSIONS)
+    assert packed or entry.name in THREE_DIMENSIONS
